@@ -4,13 +4,10 @@ import inspect
 from collections.abc import Callable
 from functools import wraps
 
-import jax
-import jax.numpy as jnp
-
 from xfresearch import arguments
+from xfresearch.checkpoints.validity import not_finite
 from xfresearch.models.model_config import ModelConfig
 from xfresearch.runtime.errors import UserError
-from xfresearch.runtime.trees import path_name
 
 
 def only_if(applies: Callable[[ModelConfig], str]) -> Callable:
@@ -34,13 +31,6 @@ def only_if(applies: Callable[[ModelConfig], str]) -> Callable:
 
 def require_finite(lm) -> None:
     """Raises UserError if a parameter is NaN or infinite: no figure of such a model means anything."""
-    finite = jax.tree_util.tree_leaves_with_path(_finite(lm.params))
-    wrong = [path_name(path) for path, leaf in finite if not leaf]
-    if wrong:
+    if wrong := not_finite(lm.params):
         at = f" at step {lm.step}" if lm.step else ""
         raise UserError(f"the model has parameters{at} that are not finite numbers: {wrong[0]}")
-
-
-@jax.jit
-def _finite(params: dict) -> dict:
-    return jax.tree.map(lambda leaf: jnp.isfinite(leaf).all(), params)

@@ -8,13 +8,13 @@ logits, before a softcap.
 """
 
 from collections.abc import Callable
+from itertools import groupby
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from xfresearch.model_inputs import forward, tap_shapes
-from xfresearch.models import layers
 from xfresearch.models.model_config import ModelConfig
 from xfresearch.models.stack import ends_with, layer_ends
 from xfresearch.models.taps import captured, request
@@ -86,11 +86,10 @@ def _followed(found: Pass, start: dict, written: Callable) -> dict:
     each sublayer writes: written(block, sublayer, name) -> {part: [B, L, D]}."""
     model, values = found.config, found.values
     terms = second = start
-    for layer in layers.layers(model):
-        block = jax.tree.map(lambda leaf, index=layer.index: leaf[index], found.lm.blocks[layer.stack])
+    for _, of_layer in groupby(found.lm.sublayers(), lambda each: each.sublayer.layer):
         before = terms
-        for branch in block.layout.branches:
-            at = f"blocks.{layer.number}.{branch.name}"
+        for each in of_layer:
+            block, branch, at = each.block, each.sublayer.branch, each.sublayer.path
             new = written(block, branch, at)
             second = _add(second, new)
             terms = _add(_skipped(block, branch, before if branch.connection.adds_to == "block" else terms), new)

@@ -88,8 +88,11 @@ def by_depth(model: ModelConfig, params: dict, translators: dict | None, tokens_
     names = [f"{end}.{site}" for end in ends for site in ("residual", *ends_with(model))]
     lm, out = forward(model, params, tokens_BL, request(model, names))
     values = captured(model, out.captures, names)
-    of_site = lambda site: jax.lax.stop_gradient(jnp.stack([values[f"{end}.{site}"] for end in ends]))  # noqa: E731
-    streams = Stream(of_site("residual"), {name: of_site(name) for name in ends_with(model)})
+    residual, *others = (
+        jax.lax.stop_gradient(jnp.stack([values[f"{end}.{site}"] for end in ends]))
+        for site in ("residual", *ends_with(model))
+    )
+    streams = Stream(residual, dict(zip(ends_with(model), others, strict=True)))
     final_BLV = jax.lax.stop_gradient(jax.nn.log_softmax(lm.logits(out.hidden_BLD)))
 
     @jax.checkpoint

@@ -146,7 +146,7 @@ def as_added(model: ModelConfig, params: dict, place: str):
     """[K, D]: each value as the block adds it to the stream, after the sublayer's own norm and gain."""
     writes = memory(model, params, *where(place)).writes
     flat_KD = writes.reshape(-1, writes.shape[-1])
-    of_layer = transformer.bound(model, params, layer=where(place)[0])
+    of_layer = transformer.bind(model, params).sublayers(layer=where(place)[0])
     bound = next(each for each in of_layer if each.sublayer.path == written_by(place))
     return scaled(bound.block, bound.sublayer.branch, flat_KD, flat_KD)
 

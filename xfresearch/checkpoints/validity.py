@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from etils import epath
 
 from xfresearch.runtime.files import exists, inside, read_bytes, write_text
+from xfresearch.runtime.trees import by_path
 
 PUBLISHED = "commit_success.txt"  # Orbax writes it last
 REJECTED = "rejected"
@@ -63,16 +64,19 @@ def is_finite(loss: float | None) -> bool:
 def fault(items: dict, evaluation: dict) -> str:
     """Why a state is not good; '' if it is. `items` is a nested dict of arrays, which may be sharded over processes: all of
     them call this. `evaluation` has the held-out loss of this state, and is {} without one."""
-    flat = jax.tree_util.tree_flatten_with_path(items)[0]
-    flat = [(path, leaf) for path, leaf in flat if jnp.issubdtype(leaf.dtype, jnp.inexact)]
-    finite = jax.device_get(_all_finite([leaf for _, leaf in flat]))
-    bad = [path for (path, _), good in zip(flat, finite, strict=True) if not good]
-    if bad:
+    if bad := not_finite(items):
         more = f" and {len(bad) - 1} more" if bad[1:] else ""
-        return f"{jax.tree_util.keystr(bad[0], simple=True, separator='/')}{more} has values that are not finite"
+        return f"{bad[0]}{more} has values that are not finite"
     if evaluation and not is_finite(evaluation["loss"]):
         return "its held-out loss is not finite"
     return ""
+
+
+def not_finite(tree) -> list[str]:
+    """The paths of the arrays with a value that is not finite. The arrays may be sharded over processes: all call this."""
+    found = {path: leaf for path, leaf in by_path(tree).items() if jnp.issubdtype(leaf.dtype, jnp.inexact)}
+    finite = jax.device_get(_all_finite(list(found.values())))
+    return [path for path, good in zip(found, finite, strict=True) if not good]
 
 
 @jax.jit

@@ -19,7 +19,7 @@ def memory(model: ModelConfig, params: dict, layer: int, sublayer: str = "") -> 
     """
     found = {
         f"{bound.sublayer.name}.{part}" if part else bound.sublayer.name: memory
-        for bound in transformer.bound(model, params, has="memory_parts", layer=layer)
+        for bound in transformer.bind(model, params).sublayers(has="memory_parts", layer=layer)
         for part, memory in bound.module.memories(model.param_dtype).items()
     }
     whole = [name for name in found if "." not in name]

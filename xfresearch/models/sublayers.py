@@ -1,5 +1,5 @@
-"""The sublayers of a model, for code outside of models/: `model.sublayers()` and, with their parameters,
-`transformer.bound` are the only way into a block from there.
+"""The sublayers of a model, for code outside of models/: the `sublayers` of a ModelConfig and, with their parameters, of a
+Transformer are the only way into a block from there.
 
 Names of sublayers are free. Code asks for a role, or for a capability that the options state (models/sublayer.py), never for
 a name or a class.
@@ -13,7 +13,7 @@ from xfresearch.models.block_config import BlockConfig
 from xfresearch.models.connections.connection import Connection
 from xfresearch.models.layers import Layer
 from xfresearch.models.layouts import Branch
-from xfresearch.models.norms import Norm, NormSpec
+from xfresearch.models.norms import NormSpec
 from xfresearch.models.place import Place
 from xfresearch.models.sublayer import SublayerConfig, SublayerModule
 
@@ -64,9 +64,6 @@ class Bound:
     @property
     def module(self) -> SublayerModule:
         return getattr(self.block, self.sublayer.name)
-
-    def norm(self, at: str) -> Norm | None:
-        return self.block.norm(self.sublayer.branch, at)
 
 
 def sublayers(model, role: str = "", has: str = "", layer: int | None = None) -> list[Sublayer]:

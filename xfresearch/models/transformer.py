@@ -83,6 +83,15 @@ class Transformer(nnx.Module):
         """What the output head reads after the last layer: the output of the final norm, in most layouts."""
         return stack.last_branch(self.config).connection.end(self.final_norm, stream)
 
+    def sublayers(self, role: str = "", has: str = "", layer: int | None = None) -> Iterator[Bound]:
+        """Sublayers with their parameters, chosen as by `config.sublayers`. It may be traced."""
+        at, block = None, None
+        for each in self.config.sublayers(role, has, layer):
+            if at != each.layer:
+                at = each.layer
+                block = jax.tree.map(lambda leaf, index=at.index: leaf[index], self.blocks[at.stack])
+            yield Bound(each, block)
+
     def embedded(self, tokens_BL, ctx: Context):
         """The residual stream [B, L, D] before the first block."""
         model = self.config
@@ -171,17 +180,6 @@ def bind(model: ModelConfig, params: dict) -> Transformer:
     """The model with the parameters `params`, whose layers are stacked or apart (`layers.apart`). Under jit this only
     happens during tracing, so it is cheap."""
     return with_params(_split(model, are_apart(params)), params)
-
-
-def bound(model: ModelConfig, params: dict, role: str = "", has: str = "", layer: int | None = None) -> Iterator[Bound]:
-    """Sublayers with their parameters, chosen as by `model.sublayers`. It may be traced."""
-    blocks = bind(model, params).blocks
-    at, block = None, None
-    for each in model.sublayers(role, has, layer):
-        if at != each.layer:
-            at = each.layer
-            block = jax.tree.map(lambda leaf, index=at.index: leaf[index], blocks[at.stack])
-        yield Bound(each, block)
 
 
 def after_update(model: ModelConfig, params: dict, statistics: dict) -> dict:
