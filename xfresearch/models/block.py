@@ -113,4 +113,4 @@ def _tapped(connection, stream: Stream, ctx: Context) -> Stream:
     """The stream after the taps of the values that the connection carries."""
     forms = connection.carried(stream.x_BLD.shape[-1])
     values = {name: ctx.tap(name, ctx.shard(stream.values[name], form.letters)) for name, form in forms.items()}
-    return stream._replace(values={**stream.values, **values})
+    return connection.carry(stream, values)

@@ -108,6 +108,10 @@ class Connection:
         x_BLD = {"stream": stream.x_BLD, "block": block_BLD}[self.adds_to]
         return stream._replace(x_BLD=self.skipped(parameters, depth, x_BLD) + y_BLD)
 
+    def carry(self, stream: Stream, values: Mapping) -> Stream:
+        """The stream after `write`, with these values of `carried`, which taps may have changed."""
+        return stream._replace(values={**stream.values, **values})
+
     def put(self, stream: Stream, x_BLD) -> Stream:
         """The stream with another x: that of a patch, or after a norm."""
         return stream._replace(x_BLD=x_BLD)

@@ -64,7 +64,10 @@ class Hyper(Connection):
         mix_BLXY = parameters["mix"] + parameters["read_scale"] * jnp.tanh(dynamic_BLXY)
         mixed_BLXD = jnp.einsum("blyx,blyd->blxd", mix_BLXY.astype(h_BLXD.dtype), h_BLXD)
         new_BLXD = mixed_BLXD + write_BLX[..., None].astype(y_BLD.dtype) * y_BLD[:, :, None]
-        return stream._replace(x_BLD=new_BLXD.sum(2), values={**stream.values, "streams": new_BLXD})
+        return stream._replace(values={**stream.values, "streams": new_BLXD})  # `carry` makes x of them
+
+    def carry(self, stream, values):
+        return super().carry(stream, values)._replace(x_BLD=values["streams"].sum(2))
 
     def put(self, stream, x_BLD):
         """A change of x is shared equally by the streams."""
