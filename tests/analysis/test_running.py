@@ -38,7 +38,9 @@ def test_sublayers_of_a_layer_have_figures_of_their_own():
     changes = {f"model__blocks__main__{name}__{key}": value for name in names for key, value in experts.items()}
     lm = tiny_model("gpt2", model__blocks__main__layout="macaron", model__final_norm="none", **changes)
     tokens_NL = np.random.default_rng(0).integers(lm.config.vocab_size, size=(3, 6))
-    entropy = ANALYSES["routing"].run(lm, tokens_NL).data["entropy"]
-    taps = [f"blocks.{layer}.{name}.router_probabilities" for layer in range(lm.config.depth) for name in names]
+    found = ANALYSES["routing"].run(lm, tokens_NL)
+    paths = [f"blocks.{layer}.{name}" for layer in range(lm.config.depth) for name in names]
+    assert list(found.data["places"]) == paths == [row[0] for row in found.tables[0].rows]
+    taps = [f"{path}.router_probabilities" for path in paths]
     expected = [-(p * np.log(p)).sum(-1).mean() for p in map(np.asarray, lm.capture(tokens_NL, taps).values())]
-    np.testing.assert_allclose(entropy, expected, rtol=1e-5)
+    np.testing.assert_allclose(found.data["entropy"], expected, rtol=1e-5)

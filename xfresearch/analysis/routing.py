@@ -19,7 +19,7 @@ import numpy as np
 
 from xfresearch.analysis.applies import only_if
 from xfresearch.analysis.result import HeatMap, Result, Table
-from xfresearch.analysis.running import ROWS, about, by_layer, measure, rows, wide
+from xfresearch.analysis.running import ROWS, about, by_layer, measure, rows, several, wide
 from xfresearch.models.model_config import ModelConfig
 from xfresearch.models.sublayers import Sublayer
 from xfresearch.statistics import mean_interval, mean_of_known
@@ -40,7 +40,8 @@ def applies(model: ModelConfig) -> str:
 
 @only_if(applies)
 def routing(lm, data=None, count: int = ROWS, length: int = 0, seed: int = 0, corpora=(), against=None) -> Result:
-    """The figures above of every layer with experts, on `count` rows of `length` tokens of `data` (running.rows).
+    """The figures above of every layer with experts (N rows; if a layer has several mixtures, a row for each of them, which
+    `places` names), on `count` rows of `length` tokens of `data` (running.rows).
 
     corpora: more corpora, of each `count` rows, for `by_corpus`; the other figures are of all rows. against: the model at
     another step of the same run, for `kept`. .data: load, mass [N, E]; together [N, E, E]; corpus_load [corpora, N, E]; and
@@ -63,6 +64,8 @@ def routing(lm, data=None, count: int = ROWS, length: int = 0, seed: int = 0, co
     of_layers = {name: by_layer(value, mixtures, lm.config.depth) for name, value in found.items()}
     per_row = {name: of_layers[name].T for name in OF_ROWS if name in found}
     data_found = {name: value for name, value in of_layers.items() if name not in per_row}
+    if several(mixtures):
+        data_found["places"] = np.array([each.path for each in mixtures])
     if corpora:
         data_found["corpus_load"] = data_found["corpus_load"].swapaxes(0, 1)
     data_found |= {name: mean_of_known(value, 0) for name, value in per_row.items()}
@@ -151,15 +154,16 @@ def kept(chosen_BLk, before_BLk) -> np.ndarray:
 
 
 def _pictures(data: dict) -> tuple[HeatMap, ...]:
-    load = HeatMap("Load", "share of all choices", data["load"], "layer", "expert", 0.0)
-    mass = HeatMap("Mass", "mean router probability", data["mass"], "layer", "expert", 0.0)
+    row = "mixture" if "places" in data else "layer"
+    load = HeatMap("Load", "share of all choices", data["load"], row, "expert", 0.0)
+    mass = HeatMap("Mass", "mean router probability", data["mass"], row, "expert", 0.0)
     numbers = [n for n, matrix in enumerate(data["together"]) if not np.isnan(matrix).all()]
     caption = "share of the row's tokens that the column's expert gets too"
     together = [
-        HeatMap(f"Together, layer {n}", caption, data["together"][n], "expert", "expert too", 0.0, 1.0) for n in numbers
+        HeatMap(f"Together, {row} {n}", caption, data["together"][n], "expert", "expert too", 0.0, 1.0) for n in numbers
     ]
     by_corpus = [
-        HeatMap(f"Load, corpus {n}", "share of the choices of this corpus", loads, "layer", "expert", 0.0)
+        HeatMap(f"Load, corpus {n}", "share of the choices of this corpus", loads, row, "expert", 0.0)
         for n, loads in enumerate(data.get("corpus_load", ()))
     ]
     return (load, mass, *by_corpus, *together)
@@ -168,8 +172,9 @@ def _pictures(data: dict) -> tuple[HeatMap, ...]:
 def _table(data: dict) -> Table:
     names = [name for name in (*OF_ALL, *OF_ROWS) if name in data]
     found = [
-        (str(layer), *(round(float(data[name][layer]), 4) for name in names))
-        for layer in range(len(data["busiest"]))
-        if not np.isnan(data["busiest"][layer])
+        (str(data["places"][n] if "places" in data else n), *(round(float(data[name][n]), 4) for name in names))
+        for n in range(len(data["busiest"]))
+        if not np.isnan(data["busiest"][n])
     ]
-    return Table("Layers", "entropy in nats, information in bits", ("layer", *(n.replace("_", " ") for n in names)), found)
+    title, row = ("Mixtures", "mixture") if "places" in data else ("Layers", "layer")
+    return Table(title, "entropy in nats, information in bits", (row, *(n.replace("_", " ") for n in names)), found)

@@ -122,13 +122,16 @@ def by_layer(values: dict[str, np.ndarray], sublayers: list[Sublayer], depth: in
     """[N, ...] of {path of a sublayer: value}: a row for each layer; or for each of the `sublayers`, in the order of
     computation, if a layer has several. NaN where a sublayer has fewer heads than others, or a layer no value at all."""
     shape = np.max([value.shape for value in values.values()], 0)
-    several = len({each.layer for each in sublayers}) < len(sublayers)
-    found = np.full((len(sublayers) if several else depth, *shape), np.nan)
-    for number, each in enumerate(sublayers):
-        if each.path in values:
-            value = values[each.path]
-            found[(number if several else each.layer.number, *map(slice, value.shape))] = value
+    rows = {each.path: number if several(sublayers) else each.layer.number for number, each in enumerate(sublayers)}
+    found = np.full((len(sublayers) if several(sublayers) else depth, *shape), np.nan)
+    for path, value in values.items():
+        found[(rows[path], *map(slice, value.shape))] = value
     return found
+
+
+def several(sublayers: list[Sublayer]) -> bool:
+    """Whether a layer has more than one of these sublayers."""
+    return len({each.layer for each in sublayers}) < len(sublayers)
 
 
 def about(lm: LanguageModel, tokens_NL: np.ndarray, data) -> str:
