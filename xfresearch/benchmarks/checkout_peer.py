@@ -1,19 +1,28 @@
 """python checkout_peer.py CHECKOUT --config FILE ...
 
 Times updates of a config with the code of a checkout, which PYTHONPATH puts before all others (peers.py has the protocol).
-So it imports only what every checkout has.
+So it imports only what every checkout has, by the names that it had and has.
 """
 
+import importlib
+import importlib.util
 import json
 import os
 import sys
 from pathlib import Path
 
 
+def moved(now: str, before: str):
+    """A module that stood elsewhere in earlier checkouts."""
+    package = now.rpartition(".")[0]
+    return importlib.import_module(now if importlib.util.find_spec(package) else before)
+
+
 def main(root: str, arguments: list[str]) -> None:
     os.chdir(root)
     import xfresearch
-    from xfresearch.runtime import memory
+
+    memory = moved("xfresearch.runtime.memory", "xfresearch.memory")
 
     assert Path(xfresearch.__file__).is_relative_to(root), f"{xfresearch.__file__} is not in {root}"
     memory.reuse()
