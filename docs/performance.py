@@ -1,7 +1,7 @@
 """The tables of docs/performance.md: what GPUs say beside the goals, and updates on CPUs.
 
 docs/data/gpu/ has one file per session on a GPU, as `bench gpu --json` writes it; docs/data/performance/ has files of
-`bench update --json`, docs/data/decoding/ files of `bench decode --json`, and saving.json is of `bench save --json`.
+`bench update --json`, docs/data/decoding/ of `bench decode --json`, docs/data/saving/ of `bench save --json`.
 """
 
 import json
@@ -43,7 +43,8 @@ def tables() -> str:
     parts += [_session(session) for session in sessions]
     decoded = [json.loads(path.read_text()) for path in sorted((DATA / "decoding").glob("*.json"))]
     parts += ["### Updates on a CPU\n", *map(updates, files)]
-    parts += ["### Saving on a CPU\n", saving(json.loads((DATA / "saving.json").read_text()))]
+    saved = [json.loads(path.read_text()) for path in sorted((DATA / "saving").glob("*.json"))]
+    parts += ["### Saving on a CPU\n", *map(saving, saved)]
     return "\n".join([*parts, "### Decoding on a CPU\n", *map(decoding, decoded)])
 
 
@@ -113,11 +114,12 @@ def saving(file: dict) -> str:
     """The row of a file of `bench save`, with the command that wrote it."""
     row = file["row"]
     cells = [f"{row[name]:.2f}" for name in ("now", "before", "digests", "sums", "finite")]
-    cells.append(f"{row['ratio']:.2f} ({row['lowest']:.2f} to {row['highest']:.2f} of a round)")
+    cells.append(f"{row['ratio']:.2f} ({row['lower']:.2f} to {row['upper']:.2f})")
     words = "now: with digests and a look whether the state is finite; before: with the sums of earlier versions alone"
-    head = "| save now, s | before, s | digests, s | sums, s | finite, s | quickest ratio |\n" + "|---" * len(cells) + "|\n"
-    sizes = " ".join(f"--{name} {file['arguments'][name]}" for name in ("megabytes", "rounds"))
-    about = f"`python -m xfresearch.bench save {sizes}`\n\n({_where(file)}; {words}.)\n\n"
+    head = "| save now, s | before, s | digests, s | sums, s | finite, s | now/before |\n" + "|---" * len(cells) + "|\n"
+    asked = {name: value for name, value in file["arguments"].items() if value and name != "operation"}
+    flags = " ".join(f"--{name} {value}" for name, value in asked.items())
+    about = f"`python -m xfresearch.bench save {flags}`\n\n({_where(file)}; {words}.)\n\n"
     return f"{about}{head}| {' | '.join(cells)} |\n"
 
 
