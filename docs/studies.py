@@ -18,7 +18,7 @@ from xfresearch.pages.intervals import Interval, intervals
 from xfresearch.runtime.errors import UserError, nearest
 from xfresearch.studies import report
 from xfresearch.studies.running import RUNS_FILE
-from xfresearch.studies.tables import in_markdown, main_tables
+from xfresearch.studies.tables import UNITS, all_sizes, in_markdown
 
 DATA = Path("docs/data/studies")
 BEFORE = Path("docs/data/machines.json")  # runs trained again elsewhere: {processor: {study: {fingerprint: bits per byte}}}
@@ -65,27 +65,38 @@ ANSWERS = {  # page of docs/questions: its studies
 }
 
 HEADLINES = {  # of the README: what was changed: study, arm, and the size if it is not all of them
-    "W_O W_1 as one matrix, no norm or skip between": ("w_o", "fused_output", ""),
-    "identity in place of W_Q, with RoPE": ("w_q", "identity", ""),
-    "16 layers of one head, not 4 layers of four": ("single_heads", "thin", ""),
-    "RMSNorm in place of LayerNorm": ("norms", "rms", ""),
-    "DyT in place of LayerNorm": ("norms", "dyt", ""),
-    "memory slots in place of feed-forward layers": ("memory", "all_attention", ""),
-    "SwiGLU in place of ReLU": ("activations_tuned", "swiglu", ""),
-    "GELU in place of ReLU": ("activations_tuned", "gelu", ""),
+    "W_O W_1 as one matrix, no norm or skip": ("w_o_layouts", "fused_output", ""),
+    "identity for W_Q, RoPE": ("w_q", "identity", ""),
+    "16 layers of one head": ("single_heads", "thin", ""),
+    "RMSNorm": ("norms", "rms", ""),
+    "DyT": ("norms", "dyt", ""),
+    "memory slots": ("memory", "all_attention", ""),
+    "SwiGLU": ("activations_tuned", "swiglu", ""),
+    "GELU": ("activations_tuned", "gelu", ""),
     "top-2 of 8 experts, equal FLOPs": ("experts", "experts", ""),
     "top-2 of 8 experts, equal parameters": ("experts_parameters", "experts", ""),
-    "lambda layers without a window, 512 tokens": ("lambda_layers", "lambda_global", "length_512"),
+    "lambda layers, no window, 512 tokens": ("lambda_layers", "lambda_global", "length_512"),
     "output gate": ("recent", "output_gate", ""),
     "learned sink": ("recent", "learned_sink", ""),
-    "differential attention, two heads, +7 % FLOPs": ("recent_differential", "two_heads", ""),
+    "differential attention, +7 % FLOPs": ("recent_differential", "two_heads", ""),
 }
+# Baselines of these studies in words. Each is what a reader would use without the change, not a control of one study.
+BASELINES = {
+    **{"pre_norm": "pre-norm", "learned": "learned W_Q", "wide": "4 layers of 4 heads", "layer": "LayerNorm"},
+    **{"feed_forward": "feed-forward layers", "relu": "ReLU", "dense": "a dense layer", "attention": "attention"},
+    "softmax": "softmax attention",
+}
+HEADLINE_AXIS = "bits per byte, minus those of the model after \"vs.\": less is better. Lines are 95 % intervals"
 
 
-def measured(page: str) -> str:
-    """The results of the studies of a page that have ended."""
-    found = [_measured(name) for name in ANSWERS[page] if name in pictures()]
-    return "\n".join(found) or "The study has not ended yet.\n"
+def measured(page: str, before: str) -> str:
+    """The results of the studies of a page that have ended, and the command that runs them again.
+
+    `before` is the text above them: a picture that it shows is not shown twice.
+    """
+    found = [name for name in ANSWERS[page] if name in pictures()]
+    parts = [_measured(name, f"({name}.svg)" not in before) for name in found]
+    return "\n".join([*parts, _rerun(found)]) if found else "The study has not ended yet.\n"
 
 
 def picture(name: str) -> str:
@@ -105,9 +116,9 @@ def answers() -> str:
         outcome = _results(name)
         found = (outcome["sizes"][size] if size else outcome["together"])["arms"][arm]
         difference = found["difference"]
-        groups[words] = [Interval("", difference["mean"], difference["low"], difference["high"], found["verdict"])]
-    title = "Bits per byte beside the model without the change: less is better. Lines are 95 % intervals"
-    return _coloured(intervals(title, groups, common.MARGIN, title, left=315))
+        label = f"{words} vs. {BASELINES[outcome['study']['baseline']]}"
+        groups[label] = [Interval("", difference["mean"], difference["low"], difference["high"], found["verdict"])]
+    return _coloured(intervals(f"Fourteen changes: {HEADLINE_AXIS}", groups, common.MARGIN, HEADLINE_AXIS, left=350))
 
 
 def pictures() -> list[str]:
@@ -119,22 +130,55 @@ def _results(name: str) -> dict:
     return json.loads((DATA / name / "results.json").read_text())
 
 
-def _measured(name: str) -> str:
+def _measured(name: str, pictured: bool) -> str:
+    """Picture, rule and differences of a study. Its report has the rest."""
     outcome = _results(name)
-    study_of = outcome["study"]
-    about = f"`python -m docs.studies --only {name}` ([design](../../configs/studies/{STUDIES[name].partition(':')[0]}), "
-    about += f"[all figures](../data/studies/{name}/report.md), [terms](../studies.md#what-is-computed)). "
-    about += f"Runs by commit, date and machine: {'; '.join(outcome['made']['runs'])}."
-    parts = [f"### {name}", f"**{study_of['question']}** {about}", f"![differences]({name}.svg)"]
-    parts.append(f"Rule: {study_of['rule']}")
-    parts.append("\n".join(f"- {line}" for line in report.verdicts(outcome)))
+    about = f"[all figures](../data/studies/{name}/report.md), "
+    about += f"[design](../../configs/studies/{STUDIES[name].partition(':')[0]}), [terms](../studies.md#what-is-computed)"
+    parts = [f"### {name}", f"**{outcome['study']['question']}** ({about})"]
+    parts += [f"![differences]({name}.svg)"] if pictured else []
+    parts += [f"Rule: {outcome['study']['rule']}", _differences(outcome)]
     if name.startswith("activations"):
         parts.append(_shazeer(outcome))
-    parts.append(f"{report.training(outcome)} All arms are `{study_of['base']}` with `{' '.join(study_of['options'])}`.")
-    for each in main_tables(outcome):
-        parts += [f"**{each.title}.** {each.about}".rstrip(), in_markdown(each.columns, each.rows)]
-    parts.append("\n".join(f"- {line}" for line in report.notes(outcome)))
     return "\n\n".join(parts) + "\n"
+
+
+def _differences(outcome: dict) -> str:
+    """A table of arms: verdict and difference over all sizes, then at each size."""
+    study, columns = outcome["study"], {}
+    if outcome["together"]["arms"]:
+        columns[all_sizes(outcome)] = outcome["together"]["arms"]
+    columns |= {name: here["arms"] for name, here in outcome["sizes"].items()}
+    rows = []
+    for arm in study["arms"]:
+        if arm != study["baseline"]:
+            found = [arms.get(arm, {}) for arms in columns.values()]
+            rows.append((f"`{arm}`", found[0].get("verdict", "no verdict"), *map(_with_interval, found)))
+    first = next(iter(columns))
+    unit = f"{UNITS[study['metric']]}, minus those of `{study['baseline']}`, with 95 % intervals: less is better."
+    return f"{unit.capitalize()}\n\n{in_markdown(('arm', f'verdict, {first}', *columns), rows)}"
+
+
+def _with_interval(arm: dict) -> str:
+    if not (each := arm.get("difference")):
+        return "-"
+    return f"{each['mean']:+.4f} ({each['low']:+.4f} to {each['high']:+.4f})"
+
+
+def _rerun(names: list[str]) -> str:
+    """The command that runs studies again, with the runs and hours that they took."""
+    each = [_results(name) for name in names]
+    runs, hours = sum(of["runs"] for of in each), sum(of["seconds"] for of in each) / 3600
+    made = sorted({line.split(": ", 1)[1] for of in each for line in of["made"]["runs"]})
+    return f"""## Run it again
+
+```text
+python -m docs.studies --only {",".join(names)}
+```
+
+From nothing that is {runs} runs, less what studies share; they took {hours:.1f} hours of one process each. Runs are of
+{"; ".join(made)} (commit, date, machine).
+"""
 
 
 def shared() -> str:

@@ -265,7 +265,12 @@ def where_is_a_fact() -> str:
     found = json.loads((HERE / "data" / "facts.json").read_text())
     text = _before("questions/where_is_a_fact.md", studies.MEASURED)
     last = [item for of in found.values() for item in of.values() if isinstance(item, dict)][-1]
-    return f"{text}{studies.MEASURED}`python -m docs.facts`, the last row {_where(last)}.\n\n{tables(found)}"
+    about = (
+        "Scores of edits are in percent, with 95 % bootstrap intervals: S is the harmonic mean of efficacy, paraphrase and\n"
+        "neighbourhood ([metrics](../editing.md#what-is-measured)), and `said` is the share of requests after whose\n"
+        "prompt the model generates the new object."
+    )
+    return f"{text}{studies.MEASURED}`python -m docs.facts`, the last row {_where(last)}. {about}\n\n{tables(found)}"
 
 
 def layout_drawing(layout: str) -> str:
@@ -281,7 +286,8 @@ def layout_drawing(layout: str) -> str:
 
 def question(page: str) -> str:
     """A page of docs/questions with the results of its studies."""
-    return _before(f"questions/{page}.md", studies.MEASURED) + studies.MEASURED + studies.measured(page)
+    text = _before(f"questions/{page}.md", studies.MEASURED)
+    return text + studies.MEASURED + studies.measured(page, text)
 
 
 def performance() -> str:

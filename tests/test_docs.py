@@ -102,10 +102,18 @@ def test_the_readme_has_an_example_of_each_command():
         assert examples and not any("--help" in line for line in examples), name
 
 
-def test_links_between_pages_lead_to_files():
+def anchors(page: Path) -> set[str]:
+    """The anchors that GitHub and the site give to the titles of a page: words in small letters with hyphens between."""
+    titles = re.findall(r"^#+ (.*)$", FENCE.sub("", page.read_text()), re.M)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def test_links_lead_to_files_and_titles():
     for page in PAGES:
-        for target in re.findall(r"\]\((?!https?:|#)([^)#]+)", page.read_text()):
-            assert (page.parent / target).exists(), f"{page.name}: {target}"
+        for target, anchor in re.findall(r"\]\((?!https?:)([^)#\s]*)#?([^)\s]*)\)", page.read_text()):
+            to = page.parent / target if target else page
+            assert to.exists(), f"{page.name}: {target}"
+            assert not anchor or anchor in anchors(to), f"{page.name}: {target}#{anchor}"
 
 
 @pytest.mark.parametrize("page", write.PAGES)
