@@ -53,7 +53,7 @@ eval: $(VENV)/.ready-eval
 lock: $(BIN)/python
 	$(BIN)/python -m pip install --quiet uv
 	$(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --no-header --output-file requirements.lock \
-		requirements-cloud.txt
+		requirements.txt requirements-cloud.txt
 
 libtpu: $(VENV)/.ready-plan
 
@@ -80,8 +80,8 @@ $(VENV)/.ready-test: requirements.txt requirements-test.txt | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --no-compile -r requirements-test.txt
 	touch $@ $(VENV)/.ready
 
-$(VENV)/.ready-plan: requirements-plan.txt $(VENV)/.ready-test
-	$(BIN)/python -m pip install --quiet -r requirements-plan.txt
+$(VENV)/.ready-plan: requirements-tpu.txt $(VENV)/.ready-test
+	$(BIN)/python -m pip install --quiet -r requirements-tpu.txt
 	touch $@
 
 $(VENV)/.ready-eval: requirements-eval.txt $(VENV)/.ready-test

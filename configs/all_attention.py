@@ -1,12 +1,12 @@
 """All-attention (Sukhbaatar et al. 2019): attention over the context and persistent slots, no feed-forward layer.
 
-configs/all_attention.py         18 layers of width 512, 1024 slots: the paper's small model, but with RoPE
-configs/all_attention.py:3m      about 3 M parameters on WikiText-2 as bytes
-configs/all_attention.py:5m      5 M parameters on WikiText-2
-configs/all_attention.py:tiny    runs in less than a minute on two cores
+all_attention         18 layers of width 512, 1024 slots: the paper's small model, but with RoPE
+all_attention:3m      about 3 M parameters on WikiText-2 as bytes
+all_attention:5m      5 M parameters on WikiText-2
+all_attention:tiny    runs in less than a minute on two cores
 """
 
-from configs import common
+from xfresearch.configs import common
 
 
 def get_config(size: str = "full"):

@@ -1,11 +1,11 @@
 """All-attention with adaptive span as published for enwik8 (Sukhbaatar et al. 2019), the large model.
 
-configs/all_attention_enwik8_large.py         36 layers of width 512, 2048 slots; 114 M parameters as published
-configs/all_attention_enwik8_large.py:3m      about 3 M parameters on WikiText-2
-configs/all_attention_enwik8_large.py:tiny    runs in less than a minute on two cores
+all_attention_enwik8_large         36 layers of width 512, 2048 slots; 114 M parameters as published
+all_attention_enwik8_large:3m      about 3 M parameters on WikiText-2
+all_attention_enwik8_large:tiny    runs in less than a minute on two cores
 """
 
-from configs import all_attention_enwik8_small
+from xfresearch.configs import all_attention_enwik8_small
 
 
 def get_config(size: str = "full"):

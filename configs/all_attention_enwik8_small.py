@@ -1,8 +1,8 @@
 """All-attention with adaptive span as published for enwik8 (Sukhbaatar et al. 2019), the small model.
 
-configs/all_attention_enwik8_small.py         18 layers of width 512, 1024 slots; 39 M parameters as published
-configs/all_attention_enwik8_small.py:3m      about 3 M parameters on WikiText-2
-configs/all_attention_enwik8_small.py:tiny    runs in less than a minute on two cores
+all_attention_enwik8_small         18 layers of width 512, 1024 slots; 39 M parameters as published
+all_attention_enwik8_small:3m      about 3 M parameters on WikiText-2
+all_attention_enwik8_small:tiny    runs in less than a minute on two cores
 
 Each layer is one sublayer, norm(x + attention(x)). A token attends to the tokens before it, not to itself, and to
 persistent slots. All heads and layers share one table of relative keys. The optimizer is theirs: Adagrad, the step
@@ -10,7 +10,7 @@ clipped separately for each tensor. Kernels have the standard deviation of PyTor
 embeddings that of its embeddings, 1. docs/models.md lists the differences from the authors' code.
 """
 
-from configs import common
+from xfresearch.configs import common
 
 
 def get_config(size: str = "full"):

@@ -1,15 +1,15 @@
 """The Majority task of Brody et al. 2023: one layer of width 8 predicts the most frequent class of a sequence.
 
-configs/brody_majority.py                 LayerNorm without gain and bias before attention, as published
-configs/brody_majority.py:scale           only the scaling of LayerNorm, x / rms(x)
-configs/brody_majority.py:project         only its projection, x - mean(x)
-configs/brody_majority.py:tiny            an easier task and a wider model, runs in less than a minute on two cores
+brody_majority                 LayerNorm without gain and bias before attention, as published
+brody_majority:scale           only the scaling of LayerNorm, x / rms(x)
+brody_majority:project         only its projection, x - mean(x)
+brody_majority:tiny            an easier task and a wider model, runs in less than a minute on two cores
 
 The arms differ only in this norm. In the published code the scaling arm also divides its inputs by 8. docs/majority.md
 has the task and the results.
 """
 
-from configs import common
+from xfresearch.configs import common
 
 
 def get_config(size: str = "full"):

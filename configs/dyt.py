@@ -1,12 +1,12 @@
 """Dynamic tanh in place of every norm (Zhu et al. 2025): LLaMA with gain * tanh(alpha x) + bias, and a trained scale of
 the embedding that starts at sqrt(width).
 
-configs/dyt.py         24 layers of width 1024; every alpha starts at 1, as in the paper at this width
-configs/dyt.py:3m      about 3 M parameters on WikiText-2
-configs/dyt.py:tiny    runs in less than a minute on two cores
+dyt         24 layers of width 1024; every alpha starts at 1, as in the paper at this width
+dyt:3m      about 3 M parameters on WikiText-2
+dyt:tiny    runs in less than a minute on two cores
 """
 
-from configs import common
+from xfresearch.configs import common
 
 
 def get_config(size: str = "full"):

@@ -1,15 +1,15 @@
 """Models of some 10 M parameters that know facts: to trace where a fact is stored, and to edit it.
 
-configs/facts.py                  GPT-2 like, with rotary positions
-configs/facts.py:all_attention    persistent memory slots instead of feed-forward layers, as many as these have units
-configs/facts.py:experts          top-2 of 8 experts
-configs/facts.py:tiny             runs in less than a minute on two cores
+facts                  GPT-2 like, with rotary positions
+facts:all_attention    persistent memory slots instead of feed-forward layers, as many as these have units
+facts:experts          top-2 of 8 experts
+facts:tiny             runs in less than a minute on two cores
 
 Each trains in at most 20 minutes on two cores, on the generated corpus `facts`; `python -m xfresearch.analyze recall`
 tells what it knows. docs/questions/where_is_a_fact.md has the results.
 """
 
-from configs import common
+from xfresearch.configs import common
 
 
 def get_config(size: str = "full"):

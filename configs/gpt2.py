@@ -1,12 +1,12 @@
 """GPT-2 (Radford et al. 2019): pre-norm, learned positions, GELU, biases, tied embeddings.
 
-configs/gpt2.py         124 M parameters, the published small model
-configs/gpt2.py:3m      about 3 M parameters on WikiText-2 as bytes
-configs/gpt2.py:5m      5 M parameters on WikiText-2
-configs/gpt2.py:tiny    runs in less than a minute on two cores
+gpt2         124 M parameters, the published small model
+gpt2:3m      about 3 M parameters on WikiText-2 as bytes
+gpt2:5m      5 M parameters on WikiText-2
+gpt2:tiny    runs in less than a minute on two cores
 """
 
-from configs import common
+from xfresearch.configs import common
 
 
 def get_config(size: str = "full"):

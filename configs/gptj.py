@@ -1,11 +1,11 @@
 """GPT-J (Wang & Komatsuzaki 2021): parallel sublayers after one norm, RoPE on a quarter of each head.
 
-configs/gptj.py         the published 6.05 B model
-configs/gptj.py:3m      about 3 M parameters on WikiText-2
-configs/gptj.py:tiny    runs in less than a minute on two cores
+gptj         the published 6.05 B model
+gptj:3m      about 3 M parameters on WikiText-2
+gptj:tiny    runs in less than a minute on two cores
 """
 
-from configs import common
+from xfresearch.configs import common
 
 
 def get_config(size: str = "full"):

@@ -1,13 +1,13 @@
 """Causal lambda layers in place of attention (Bello 2021, LambdaNetworks): pre-norm, GELU, linear in the length.
 
-configs/lambda_lm.py         84 M parameters: GPT-2's width, depth and heads, without its attention matrices
-configs/lambda_lm.py:3m      about 3 M parameters on WikiText-2
-configs/lambda_lm.py:tiny    runs in less than a minute on two cores
+lambda_lm         84 M parameters: GPT-2's width, depth and heads, without its attention matrices
+lambda_lm:3m      about 3 M parameters on WikiText-2
+lambda_lm:tiny    runs in less than a minute on two cores
 
 The position lambdas, within their window, are the only position information.
 """
 
-from configs import common
+from xfresearch.configs import common
 
 
 def get_config(size: str = "full"):

@@ -1,13 +1,13 @@
 """LLaMA (Touvron et al. 2023): pre-norm RMSNorm, RoPE, SwiGLU, no biases, untied.
 
-configs/llama.py         the published 6.7 B model
-configs/llama.py:13b     13.0 B; also 33b (32.5 B), 65b (65.2 B)
-configs/llama.py:70b     the largest Llama 2 (Touvron et al. 2023b), 69.0 B: 8 key-value heads, sequences of 4096
-configs/llama.py:3m      about 3 M parameters on WikiText-2
-configs/llama.py:tiny    runs in less than a minute on two cores
+llama         the published 6.7 B model
+llama:13b     13.0 B; also 33b (32.5 B), 65b (65.2 B)
+llama:70b     the largest Llama 2 (Touvron et al. 2023b), 69.0 B: 8 key-value heads, sequences of 4096
+llama:3m      about 3 M parameters on WikiText-2
+llama:tiny    runs in less than a minute on two cores
 """
 
-from configs import common
+from xfresearch.configs import common
 
 # width, depth, heads, hidden
 SIZES = {

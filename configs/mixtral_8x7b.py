@@ -1,12 +1,12 @@
 """Mixtral 8x7B (Jiang et al. 2024): LLaMA with grouped-query attention and two of eight experts per token.
 
-configs/mixtral_8x7b.py          the published model, 46.7 B parameters, 12.9 B of them active
-configs/mixtral_8x7b.py:small    the same proportions at 0.2 B, for one device
-configs/mixtral_8x7b.py:3m       about 3 M parameters on WikiText-2
-configs/mixtral_8x7b.py:tiny     runs in less than a minute on two cores
+mixtral_8x7b          the published model, 46.7 B parameters, 12.9 B of them active
+mixtral_8x7b:small    the same proportions at 0.2 B, for one device
+mixtral_8x7b:3m       about 3 M parameters on WikiText-2
+mixtral_8x7b:tiny     runs in less than a minute on two cores
 """
 
-from configs import common
+from xfresearch.configs import common
 
 
 def get_config(size: str = "full"):

@@ -1,12 +1,12 @@
 """Sparse mixture of experts as in Mixtral (Jiang et al. 2024): RMSNorm, RoPE, SwiGLU experts, top-2 of 8, dropless.
 
-configs/moe.py         0.5 B parameters, 0.2 B of them active
-configs/moe.py:3m      about 3 M parameters on WikiText-2 as bytes
-configs/moe.py:5m      5 M parameters on WikiText-2
-configs/moe.py:tiny    runs in less than a minute on two cores
+moe         0.5 B parameters, 0.2 B of them active
+moe:3m      about 3 M parameters on WikiText-2 as bytes
+moe:5m      5 M parameters on WikiText-2
+moe:tiny    runs in less than a minute on two cores
 """
 
-from configs import common
+from xfresearch.configs import common
 
 
 def get_config(size: str = "full"):

@@ -1,15 +1,15 @@
 """W_Q = I (Karbevski & Mijoski 2025): queries are slices of the normed residual stream; otherwise GPT-2 without biases.
 
-configs/no_query.py            12 layers of width 768: 77.9 M parameters without embeddings, 85.0 M with W_Q
-configs/no_query.py:matched    hidden size 4.5 times the width, which restores the parameter count
-configs/no_query.py:3m         about 3 M parameters on WikiText-2
-configs/no_query.py:tiny       runs in less than a minute on two cores
+no_query            12 layers of width 768: 77.9 M parameters without embeddings, 85.0 M with W_Q
+no_query:matched    hidden size 4.5 times the width, which restores the parameter count
+no_query:3m         about 3 M parameters on WikiText-2
+no_query:tiny       runs in less than a minute on two cores
 
 As published, logits are halved: scale = 1 / (2 sqrt(head_size)). The published arms also differ in weight decay (2^-5
 against 0.1). Compare with `--config.model.blocks.main.attention.query=learned` at the same scale and decay.
 """
 
-from configs import common
+from xfresearch.configs import common
 
 
 def get_config(size: str = "full"):

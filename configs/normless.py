@@ -1,14 +1,14 @@
 """The simplified parallel block without norms (He & Hofmann 2023): no skips, W_V, W_O or norms in the blocks.
 
-configs/normless.py         18 layers of width 768, the paper's size
-configs/normless.py:3m      about 3 M parameters on WikiText-2
-configs/normless.py:tiny    runs in less than a minute on two cores
+normless         18 layers of width 768, the paper's size
+normless:3m      about 3 M parameters on WikiText-2
+normless:tiny    runs in less than a minute on two cores
 
 As in the authors' code, two LayerNorms remain: one before the head, and one in the first layer, which scales the
 residual stream to the size that attention expects.
 """
 
-from configs import simplified
+from xfresearch.configs import simplified
 
 
 def get_config(size: str = "full"):

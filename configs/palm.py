@@ -1,13 +1,13 @@
 """PaLM (Chowdhery et al. 2022): parallel sublayers after one norm, multi-query attention, RoPE, SwiGLU, no biases.
 
-configs/palm.py         the published 8.63 B model
-configs/palm.py:62b     62.50 B
-configs/palm.py:540b    540.35 B
-configs/palm.py:3m      about 3 M parameters on WikiText-2
-configs/palm.py:tiny    runs in less than a minute on two cores
+palm         the published 8.63 B model
+palm:62b     62.50 B
+palm:540b    540.35 B
+palm:3m      about 3 M parameters on WikiText-2
+palm:tiny    runs in less than a minute on two cores
 """
 
-from configs import common
+from xfresearch.configs import common
 
 SIZES = {"full": (4096, 32, 16), "62b": (8192, 64, 32), "540b": (18432, 118, 48)}  # width, depth, heads
 

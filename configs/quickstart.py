@@ -1,10 +1,10 @@
 """The quickstart: a small Llama-like model on Python's own source, trained in minutes on two cores.
 
-configs/quickstart.py         the model that `make train` trains
-configs/quickstart.py:tiny    runs in less than a minute on two cores
+quickstart         the model that `make train` trains
+quickstart:tiny    runs in less than a minute on two cores
 """
 
-from configs import common
+from xfresearch.configs import common
 
 
 def get_config(size: str = "full"):

@@ -1,8 +1,8 @@
 """The simplified parallel block (He & Hofmann 2023, SAS-P): shaped attention, no skips, W_V = W_O = I.
 
-configs/simplified.py         18 layers of width 768, the paper's size
-configs/simplified.py:3m      about 3 M parameters on WikiText-2
-configs/simplified.py:tiny    runs in less than a minute on two cores
+simplified         18 layers of width 768, the paper's size
+simplified:3m      about 3 M parameters on WikiText-2
+simplified:tiny    runs in less than a minute on two cores
 
 As in the authors' code, only the first layer has a W_V, which starts as the identity, and the last norm is a LayerNorm.
 --config.model.blocks.main.layout=skipless makes it SAS, where the feed-forward layer reads attention's output.
@@ -10,8 +10,8 @@ As in the authors' code, only the first layer has a W_V, which starts as the ide
 The first layer follows `main`: overrides of `main` apply to it too, overrides of `first` to it alone.
 """
 
-from configs import common
 from xfresearch.config.groups import follow
+from xfresearch.configs import common
 
 
 def get_config(size: str = "full"):

@@ -1,11 +1,11 @@
 """Many thin layers of one head (Liu et al. 2021) in place of few wide layers of many heads, at equal matrix weights.
 
-configs/single_head_deep.py         144 layers of 1 head of size 64, hidden size 256, in place of GPT-2's 12 of 12 heads
-configs/single_head_deep.py:3m      16 layers of 1 head, in place of 4 layers of 4 heads, on WikiText-2
-configs/single_head_deep.py:tiny    runs in less than a minute on two cores
+single_head_deep         144 layers of 1 head of size 64, hidden size 256, in place of GPT-2's 12 of 12 heads
+single_head_deep:3m      16 layers of 1 head, in place of 4 layers of 4 heads, on WikiText-2
+single_head_deep:tiny    runs in less than a minute on two cores
 """
 
-from configs import common
+from xfresearch.configs import common
 
 
 def get_config(size: str = "full"):

@@ -1,11 +1,11 @@
 """SoLU (Elhage et al. 2022): x * softmax(x) and a LayerNorm in place of GELU; otherwise GPT-2.
 
-configs/solu.py         12 layers of width 768
-configs/solu.py:3m      about 3 M parameters on WikiText-2
-configs/solu.py:tiny    runs in less than a minute on two cores
+solu         12 layers of width 768
+solu:3m      about 3 M parameters on WikiText-2
+solu:tiny    runs in less than a minute on two cores
 """
 
-from configs import common
+from xfresearch.configs import common
 
 
 def get_config(size: str = "full"):

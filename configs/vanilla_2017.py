@@ -1,14 +1,14 @@
 """The decoder of the original transformer (Vaswani et al. 2017): post-norm, sinusoidal positions, ReLU, dropout.
 
-configs/vanilla_2017.py         the base model's sizes: width 512, 6 layers, 8 heads, hidden 2048, 37,000 shared tokens
-configs/vanilla_2017.py:big     width 1024, 16 heads, hidden 4096
-configs/vanilla_2017.py:3m      about 3 M parameters on WikiText-2
-configs/vanilla_2017.py:tiny    runs in less than a minute on two cores
+vanilla_2017         the base model's sizes: width 512, 6 layers, 8 heads, hidden 2048, 37,000 shared tokens
+vanilla_2017:big     width 1024, 16 heads, hidden 4096
+vanilla_2017:3m      about 3 M parameters on WikiText-2
+vanilla_2017:tiny    runs in less than a minute on two cores
 
 The published 65 M and 213 M parameters include an encoder, which a language model does not have.
 """
 
-from configs import common
+from xfresearch.configs import common
 
 
 def get_config(size: str = "full"):

@@ -1,8 +1,8 @@
 """One change from a common base: GPT-2's block with learned positions, about 3 M parameters, on WikiText-2 as bytes.
 
-configs/variants.py           the base
-configs/variants.py:NAME      the base with one change; VARIANTS below and docs/variants.md have the names
-configs/variants.py:tiny      the base at a size that runs in less than a minute on two cores
+variants           the base
+variants:NAME      the base with one change; VARIANTS below and docs/variants.md have the names
+variants:tiny      the base at a size that runs in less than a minute on two cores
 
 docs/variants.md has the costs of all variants, and configs/studies/ compares some of them. Choices of named models are not
 repeated here: RMSNorm, RoPE and SwiGLU are in `llama`, ReLU in `vanilla_2017`, one key-value head in `palm`, W_Q = I in
@@ -11,7 +11,7 @@ repeated here: RMSNorm, RoPE and SwiGLU are in `llama`, ReLU in `vanilla_2017`, 
 
 from typing import NamedTuple
 
-from configs import common
+from xfresearch.configs import common
 from xfresearch.runtime.errors import UserError, nearest
 
 

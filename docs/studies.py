@@ -10,9 +10,9 @@ from itertools import combinations
 from pathlib import Path
 from statistics import mean, median, quantiles
 
-from configs.studies import common
 from xfresearch import study
 from xfresearch.command import Parser, run
+from xfresearch.configs.studies import common
 from xfresearch.pages.drawing import COLOURS
 from xfresearch.pages.intervals import Interval, intervals
 from xfresearch.runtime.errors import UserError, nearest

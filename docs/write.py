@@ -101,7 +101,7 @@ def of_studies() -> str:
 
 def variant_names() -> list[str]:
     """The --config arguments of all variants: the named configs at :3m, then those of configs/variants.py."""
-    from configs.variants import VARIANTS
+    from xfresearch.configs.variants import VARIANTS
 
     others = [file for file in sorted(Path("configs").glob("*.py")) if file.stem not in ("common", "variants")]
     named = [f"configs/{file.name}:3m" for file in others if ":3m" in file.read_text()]
@@ -109,8 +109,8 @@ def variant_names() -> list[str]:
 
 
 def _row(name: str) -> str:
-    from configs.variants import VARIANTS
     from xfresearch.config.files import parse
+    from xfresearch.configs.variants import VARIANTS
     from xfresearch.models.closed_form import costs
 
     file, _, argument = name.partition(":")

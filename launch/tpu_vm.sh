@@ -136,7 +136,7 @@ wait_until_active() {
 prepare='mkdir -p xfresearch && tar -xzf xfresearch.tar.gz -C xfresearch && cd xfresearch &&
   export PATH=$HOME/.local/bin:$PATH PIP_BREAK_SYSTEM_PACKAGES=1 && python3 -m pip install --quiet --user uv &&
   { [ -x .venv/bin/python ] || uv venv --quiet --python 3.12 .venv; } &&
-  uv pip install --quiet --python .venv/bin/python -r requirements-cloud.txt -c requirements.lock "jax[tpu]"'
+  uv pip install --quiet --python .venv/bin/python -r requirements.txt -r requirements-cloud.txt -c requirements.lock "jax[tpu]"'
 prepare=$(tr -s '\n ' ' ' <<<"$prepare")
 
 set_up_hosts() {

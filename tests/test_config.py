@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from configs.variants import VARIANTS
 from xfresearch import __main__, command
+from xfresearch.config import shipped
 from xfresearch.config.comparing import differences, fingerprint, flat
 from xfresearch.config.describing import describe
 from xfresearch.config.fields import change
@@ -18,6 +18,7 @@ from xfresearch.config.files import parse, read_json
 from xfresearch.config.reading import from_dict, to_json
 from xfresearch.config.resolving import resolve
 from xfresearch.config.run import Config
+from xfresearch.configs.variants import VARIANTS
 from xfresearch.runtime.errors import UserError
 
 ROOT = Path(__file__).parent.parent
@@ -100,18 +101,19 @@ def test_an_error_is_one_line_with_the_key_the_value_and_the_allowed_values(argu
         assert word in line
 
 
-FILES = [("configs/gpt3.py", "are configs/all_attention.py,.* configs/gpt2.py")]
+FILES = [("configs/own.py", "no such file .the named configs are all_attention, .* variants.$")]
 FILES += [
     (file, f"--config={file}: there is no such file; did you mean '{nearest}'[?] ")
     for file, nearest in (
-        ("configs/gtp2.py", "configs/gpt2.py"),
-        ("gtp2.py:tiny", "configs/gpt2.py:tiny"),
-        ("gpt2", "configs/gpt2.py"),
-        ("mixtral.py", "configs/mixtral_8x7b.py"),
+        ("configs/gtp2.py", "gpt2"),
+        ("gtp2:tiny", "gpt2:tiny"),
+        ("gpt2.py:tiny", "gpt2:tiny"),
+        ("mixtral", "mixtral_8x7b"),
+        ("w_oo", "studies/w_o"),
     )
 ]
-FILES += [("configs/gpt2.py:tinny", "--config=configs/gpt2.py:tinny: there is no size 'tinny'; did you mean 'tiny'[?] ")]
-FILES += [("configs/common.py", "no function get_config; .*configs/gpt2.py")]
+FILES += [("gpt2:tinny", "--config=gpt2:tinny: there is no size 'tinny'; did you mean 'tiny'[?] ")]
+FILES += [("configs/common.py", "no function get_config .the named configs are .*gpt2")]
 
 
 @pytest.mark.parametrize("file, words", FILES)
@@ -137,18 +139,28 @@ def test_the_error_for_a_broken_config_file_is_one_line(tmp_path):
         parse([f"--config={tmp_path / 'broken.py'}"])
 
 
+def test_a_name_is_a_shipped_config_in_any_directory_and_a_path_is_a_file(tmp_path, monkeypatch):
+    """A file of the user has the name of a shipped config, and imports another one by the name that works everywhere."""
+    monkeypatch.chdir(tmp_path)
+    lines = ["from xfresearch.configs import gpt2", "def get_config(size='tiny'):", "    config = gpt2.get_config(size)"]
+    Path("llama.py").write_text("\n".join([*lines, "    config.seed = 7", "    return config", ""]))
+    Path("llama").write_text(Path("llama.py").read_text())
+    assert parse(["--config=llama:tiny"]).seed == 0
+    assert parse(["--config=llama:tiny"]) == parse([f"--config={ROOT}/configs/llama.py:tiny"])
+    for file in ("llama.py", "./llama.py:tiny", "./llama", f"{tmp_path}/llama.py"):
+        assert parse([f"--config={file}"]).seed == 7, file
+
+
 def named_configs() -> list[str]:
-    """FILE and FILE:arg that the docstrings of configs/ list; FILE:NAME stands for many, which other tests read."""
-    texts = {path.name: path.read_text() for path in sorted((ROOT / "configs").glob("*.py"))}
-    files = {name: text for name, text in texts.items() if "def get_config" in text}
-    listed = [re.findall(rf"^configs/({name}(?::[a-z0-9_]+)?)\s", text, re.MULTILINE) for name, text in files.items()]
-    assert all(found[0] == name and f"{name}:tiny" in found for name, found in zip(files, listed, strict=True))
-    return [file for found in listed for file in found]
+    """NAME and NAME:arg that the docstrings of configs list; variants:NAME stands for many, which other tests read."""
+    listed = {name: list(shipped.about(file)[1]) for name, file in shipped.shipped().items() if "/" not in name}
+    assert all(found[0] == name and f"{name}:tiny" in found for name, found in listed.items())
+    return [name for found in listed.values() for name in found if name != "variants:NAME"]
 
 
 @pytest.mark.parametrize("file", named_configs())
 def test_named_configs_resolve_and_can_be_read_back_from_json(file):
-    config = parse([f"--config=configs/{file}"])
+    config = parse([f"--config={file}"])
     read_back = from_dict(Config, json.loads(to_json(config)))
     assert resolve(read_back) == config
     assert differences(config, read_back) == []
@@ -259,8 +271,8 @@ def test_a_change_of_kind_that_keeps_a_value_which_the_new_kind_lacks_is_refused
 
 
 def test_the_error_for_an_unknown_variant_suggests_the_nearest_name():
-    with pytest.raises(UserError, match="variants.py:alibbi: there is no variant 'alibbi'; did you mean 'alibi'"):
-        parse(["--config", "configs/variants.py:alibbi"])
+    with pytest.raises(UserError, match="variants:alibbi: there is no variant 'alibbi'; did you mean 'alibi'"):
+        parse(["--config", "variants:alibbi"])
 
 
 def test_the_last_override_counts_and_none_unsets():

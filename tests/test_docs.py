@@ -153,7 +153,7 @@ def test_the_readme_lists_every_page():
 
 
 def test_the_table_of_variants_has_every_variant():
-    from configs.variants import VARIANTS
+    from xfresearch.configs.variants import VARIANTS
 
     names = write.variant_names()
     assert len(names) == len(set(names)) == len(VARIANTS) + 1 + sum(name.endswith(":3m") for name in names)

@@ -13,6 +13,8 @@ def test_a_copy_without_git_is_identified_and_two_edits_differ(tmp_path, monkeyp
     found = [identity.source_digest()]
     monkeypatch.setattr(identity, "PACKAGE", package)
     assert identity.source_digest() == found[0]
+    (package / "configs" / "gpt2.py").write_text("# of a wheel\n")
+    assert identity.source_digest() == found[0], "a run has the digests of the configs that it reads"
     file = package / "training" / "step.py"
     for edit in ("# one\n", "# two\n"):
         file.write_text(file.read_text() + edit)
@@ -23,7 +25,8 @@ def test_a_copy_without_git_is_identified_and_two_edits_differ(tmp_path, monkeyp
 
 def test_files_that_a_config_imports_are_those_of_the_user(tmp_path, monkeypatch):
     files = {
-        "own.py": "import json, jax\nfrom xfresearch.runtime import errors\nfrom package_of_a_config import used, name\n",
+        "own.py": "import json, jax\nfrom xfresearch.runtime import errors\nfrom xfresearch.configs import common\n"
+        "from package_of_a_config import used, name\n",
         "package_of_a_config/__init__.py": "name = 1\n",
         "package_of_a_config/used.py": "def f():\n    from . import deeper\n",
         "package_of_a_config/deeper.py": "",
@@ -35,9 +38,12 @@ def test_files_that_a_config_imports_are_those_of_the_user(tmp_path, monkeypatch
     monkeypatch.syspath_prepend(tmp_path)
     from package_of_a_config import deeper, unused, used  # noqa: F401
 
+    import xfresearch.configs.common  # noqa: F401
+
     found = identity.config_files(f"{tmp_path}/own.py:tiny")
     package = "package_of_a_config"
-    assert found.keys() == {"own.py", package, f"{package}.used", f"{package}.deeper"}
+    configs = {"xfresearch.configs", "xfresearch.configs.common"}
+    assert found.keys() == configs | {"own.py", package, f"{package}.used", f"{package}.deeper"}
     (tmp_path / package / "deeper.py").write_text("# edited\n")
     edited = identity.config_files(f"{tmp_path}/own.py:tiny")
     assert {name for name in found if found[name] != edited[name]} == {f"{package}.deeper"}

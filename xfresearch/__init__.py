@@ -14,7 +14,7 @@ _HOMES = {
     "UserError": "runtime.errors",
 }
 __all__ = sorted(_HOMES)
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 
 def __getattr__(name: str):

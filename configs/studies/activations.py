@@ -3,8 +3,8 @@
 The large size has the learning rates that are best at the small one, with which ReLU and GLU gain nothing by their larger
 size. With :tuned the large size tries its own rates: it was added when the other study had ended."""
 
-from configs.studies import common
-from configs.studies.common import block
+from xfresearch.configs.studies import common
+from xfresearch.configs.studies.common import block
 
 
 def get_config(size: str = "full"):

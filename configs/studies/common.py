@@ -41,7 +41,7 @@ def base(size: str, sizes: tuple[str, ...] = SIZES):
     if size not in sizes:
         raise UserError(f"there is no size {size!r}{nearest(size, sizes)} (allowed: {', '.join(sizes)})")
     study = default_study()
-    study.base = "configs/variants.py:tiny"
+    study.base = "variants:tiny"
     study.options, study.probes = (*POSITIONS, *DATA, *TRAINING, *EVALUATION), ("copying", "recall", "induction", "sink")
     study.sizes, study.tune_at = {"small": SMALL, "large": LARGE}, "small"
     study.rates, study.extensions, study.margin, study.deviation = RATES, 3, MARGIN, DEVIATION

@@ -4,8 +4,8 @@ memory slots against experts.
 The experts have the activation of the dense layers. Our balance loss is one of each sequence. That of Switch, with a weight
 of 0.01, is one of thousands of tokens, which holds the router back less; the weight here is a tenth of it."""
 
-from configs.studies import common
-from configs.studies.common import block
+from xfresearch.configs.studies import common
+from xfresearch.configs.studies.common import block
 
 
 def get_config(size: str = "full"):

@@ -3,8 +3,8 @@
 At equal FLOPs the feed-forward layers of the lambda models would grow with the length, because attention costs more and
 more: the trend would be that of the feed-forward layers, too."""
 
-from configs.studies import common
-from configs.studies.common import block
+from xfresearch.configs.studies import common
+from xfresearch.configs.studies.common import block
 
 
 def get_config(size: str = "full"):

@@ -1,8 +1,8 @@
 """Feed-forward layers against persistent memory slots in attention. With :beside slots alone against both, with the same
 runs."""
 
-from configs.studies import common
-from configs.studies.common import block
+from xfresearch.configs.studies import common
+from xfresearch.configs.studies.common import block
 
 
 def get_config(size: str = "full"):

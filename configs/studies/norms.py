@@ -4,8 +4,8 @@ In the text models the embedding is multiplied by a trained number that starts a
 tanh. So the numbers of the stream start with a deviation of 1, and the sublayers read inputs of about the same scale in all
 arms. Without it, inputs that no norm scales are a tenth as large."""
 
-from configs.studies import common
-from configs.studies.common import block
+from xfresearch.configs.studies import common
+from xfresearch.configs.studies.common import block
 
 # Their alpha starts at 1, as Zhu et al. have it for width 1024, their smallest language model.
 BOUNDED = ("dyt", "derf")
@@ -33,7 +33,7 @@ def _majority(study):
     """One layer of width 8 (docs/majority.md). Only the norm before attention differs, as in the paper. Norms that leave out
     both halves were added when the other arms had ended."""
     study.question = "What do LayerNorm's projection and scaling each do in the Majority task?"
-    study.base, study.options = "configs/brody_majority.py", ("steps=500", "checkpoint.every=500", "evaluation.every=25")
+    study.base, study.options = "brody_majority", ("steps=500", "checkpoint.every=500", "evaluation.every=25")
     study.sizes, study.tune_at, study.match, study.solve = {"published": ()}, "", "tokens", ""
     kinds = ("layer", "scale", "project", "none", *BOUNDED)
     study.arms = {kind: block(f"norms.attention_in.kind={kind}") for kind in kinds}

@@ -6,8 +6,8 @@ parameters. Its FLOPs are not matched: they are 6 to 8 % more, because we mix th
 Ye et al. have half as many heads, with queries and keys of the same size. With :differential two heads instead of three at
 the small size and of four at the large one. It was added when differential attention was far behind at the small size."""
 
-from configs.studies import common
-from configs.studies.common import block
+from xfresearch.configs.studies import common
+from xfresearch.configs.studies.common import block
 
 
 def get_config(size: str = "full"):

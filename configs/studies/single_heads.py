@@ -1,7 +1,7 @@
 """Many thin layers with one head against few wide ones with many."""
 
-from configs.studies import common
-from configs.studies.common import block
+from xfresearch.configs.studies import common
+from xfresearch.configs.studies.common import block
 
 
 def get_config(size: str = "full"):

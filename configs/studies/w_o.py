@@ -3,8 +3,8 @@ arms called smaller).
 
 With :layouts pre-norm against layouts with fewer norms, skips or matrices between attention and feed-forward layer."""
 
-from configs.studies import common
-from configs.studies.common import block
+from xfresearch.configs.studies import common
+from xfresearch.configs.studies.common import block
 
 IDENTITIES = ("attention.value=identity", "attention.output=identity")
 

@@ -5,8 +5,8 @@ identity_published has the scale of the logits and the weight decay of Karbevski
 saved parameters are not given back. There is no arm with a merged matrix of the head's rank, because it equals the learned
 pair (tests/models/test_attention_matrices.py)."""
 
-from configs.studies import common
-from configs.studies.common import block
+from xfresearch.configs.studies import common
+from xfresearch.configs.studies.common import block
 
 IDENTITY = block("attention.query=identity")
 # Logits are halved: 1 / (2 sqrt(32)) in heads of 32.

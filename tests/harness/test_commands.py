@@ -322,7 +322,7 @@ def test_mistakes_are_one_line(runs, data, options, text):
 
 def test_without_lm_eval_the_error_names_what_to_install(runs, data, monkeypatch):
     monkeypatch.setattr(tasks.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(UserError, match=r"lm_eval, which is not installed: pip install -r requirements-eval\.txt"):
+    with pytest.raises(UserError, match=r"lm_eval.*: pip install 'xfresearch\[eval\]', or in .* -r requirements-eval\.txt"):
         evaluate.main(["--tasks", "piqa", "--workdir", str(runs[0]), "--task-data", str(data)])
 
 

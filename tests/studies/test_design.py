@@ -10,10 +10,10 @@ import jax
 import numpy as np
 import pytest
 
-from configs.studies.common import SIZES
 from tests.daily import daily
 from tests.studies import tiny
 from xfresearch.config.comparing import fingerprint
+from xfresearch.configs.studies.common import SIZES
 from xfresearch.data.pipeline import Batches
 from xfresearch.models import transformer
 from xfresearch.runtime.errors import UserError
@@ -25,7 +25,7 @@ FILE = "configs/studies/w_o.py:tiny"
 STUDY = Study(
     question="Is a wide feed-forward layer better?",
     rule="It is, if the verdict is 'better'.",
-    base="configs/variants.py:tiny",
+    base="variants:tiny",
     sizes={"a": (), "b": ("model.width=64",)},
     arms={"base": (), "wide": ("model.blocks.main.feed_forward.hidden=256",)},
     baseline="base",
@@ -43,7 +43,7 @@ def matched(study: Study, arm: str) -> matching.Matched:
 
 
 def test_the_name_of_a_study_is_guessed_among_studies():
-    with pytest.raises(UserError, match="no such file; did you mean 'configs/studies/norms.py:tiny'.*studies/experts.py"):
+    with pytest.raises(UserError, match="no such file; did you mean 'studies/norms:tiny'.*studies/experts, "):
         design.read(["--config", "configs/studies/norm.py:tiny"])
 
 
@@ -160,7 +160,9 @@ def test_a_mistake_in_an_arm_names_the_arm():
 def test_a_mistake_in_the_file_is_its_last_line_and_its_place(tmp_path, line, message):
     """ml_collections puts a whole stack trace into its message."""
     file = tmp_path / "study.py"
-    file.write_text(f"from configs.studies import common\ndef get_config():\n    study = common.base('tiny')\n    {line}\n")
+    first = "from xfresearch.configs.studies import common"
+    lines = [first, "def get_config():", "    study = common.base('tiny')", f"    {line}"]
+    file.write_text("\n".join([*lines, ""]))
     with pytest.raises(UserError, match=message) as error:
         design.read(["--config", str(file)])
     assert "Traceback" not in str(error.value)

@@ -4,7 +4,7 @@ from xfresearch import study
 from xfresearch.studies import plan
 
 FILE = """
-from configs.studies import common
+from xfresearch.configs.studies import common
 
 
 def get_config():

@@ -18,7 +18,7 @@ from xfresearch.runtime.errors import UserError
 
 STEPS = 4
 CONFIG = """\
-from configs import gpt2
+from xfresearch.configs import gpt2
 import module_of_a_config
 
 
@@ -193,7 +193,7 @@ def test_other_source_and_config_files_are_refused_by_name(interrupted, folder, 
         interrupted()
     for name in ("source of xfresearch", "config file module_of_a_config"):
         assert f"{name}: '" in str(error.value)
-    assert "config file own.py" not in str(error.value) and "config file configs.gpt2" not in str(error.value)
+    assert "config file own.py" not in str(error.value) and "config file xfresearch.configs.gpt2" not in str(error.value)
 
 
 @pytest.mark.long
@@ -205,7 +205,7 @@ def test_other_source_and_config_files_are_refused_by_name(interrupted, folder, 
         ("setting of JAX jax_default_matmul_precision: 'None' -> 'high", {"JAX_DEFAULT_MATMUL_PRECISION": "highest"}, ""),
         ("XLA_FLAGS: ", {"XLA_FLAGS": "--xla_cpu_enable_fast_math=true"}, ""),
         ("source of xfresearch: '", {}, "xfresearch/training/step.py"),
-        ("config file configs.common: '", {}, "configs/common.py"),
+        ("config file xfresearch.configs.common: '", {}, "xfresearch/configs/common.py"),
         ("", {"JAX_LOG_COMPILES": "0"}, ""),
     ],
 )
@@ -213,8 +213,7 @@ def test_in_a_copy_without_git_other_variables_and_edits_are_refused(
     interrupted, folder, imported, tmp_path, monkeypatch, refused, variables, edited
 ):
     """Real processes, as a user starts them. The commit is written into the copy, as launch/pack.sh does."""
-    for part in ("xfresearch", "configs"):
-        shutil.copytree(ROOT / part, tmp_path / part, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(ROOT / "xfresearch", tmp_path / "xfresearch", ignore=shutil.ignore_patterns("__pycache__"))
     (tmp_path / "COMMIT").write_text(hardware.git_commit())
     if edited:
         with open(tmp_path / edited, "a") as file:

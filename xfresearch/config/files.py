@@ -1,7 +1,8 @@
 """Reads config files of ml-collections, overrides on the command line, and a run's config.json.
 
-`--config FILE[:arg]` loads a file whose `get_config(arg)` returns a ConfigDict. `--config.KEY=VALUE` overrides one of
-its keys. Overrides of a kind or a layout decide which keys exist, so they are applied first, in their order.
+`--config FILE[:arg]` loads a file whose `get_config(arg)` returns a ConfigDict; FILE may be the name of a shipped config
+(shipped.py). `--config.KEY=VALUE` overrides one of its keys. Overrides of a kind or a layout decide which keys exist, so
+they are applied first, in their order.
 """
 
 from pathlib import Path
@@ -11,16 +12,15 @@ from absl import flags
 from etils import epath
 from ml_collections import config_flags
 
+from xfresearch.config import shipped
 from xfresearch.config.fields import with_defaults
 from xfresearch.config.groups import Group, to_config_dict
 from xfresearch.config.reading import from_dict, nearest_key
 from xfresearch.config.resolving import resolve
 from xfresearch.config.run import Config
 from xfresearch.models.model_config import ModelConfig
-from xfresearch.runtime.errors import UserError, closest, did_you_mean, nearest, shortened
+from xfresearch.runtime.errors import UserError, nearest, shortened
 from xfresearch.runtime.files import exists, read_object
-
-CONFIGS = Path(__file__).parent.parent.parent / "configs"
 
 
 def default_config():
@@ -56,14 +56,14 @@ def start_path(arguments: list[str]) -> str:
 
 def _read(file: str):
     """The ConfigDict of a config file."""
-    path = Path(file.split(":")[0])
+    located = shipped.located(file)
+    path = Path(located.split(":")[0])
     if not _is_file(path):
-        hint = _nearest_config(file)
-        named = f"the named configs are {_named_configs(file)}"
-        raise UserError(f"--config={shortened(file, 200)}: there is no such file{hint} ({named})")
+        hint = shipped.nearest(file)
+        raise UserError(f"--config={shortened(file, 200)}: there is no such file{hint} ({_named_configs(file)})")
     if "get_config" not in path.read_text(errors="replace"):
-        raise UserError(f"--config={file}: it has no function get_config; the named configs are {_named_configs()}")
-    config = _parse_flags(config_flags.DEFINE_config_file, [], [f"--config={file}"], file)
+        raise UserError(f"--config={file}: it has no function get_config ({_named_configs()})")
+    config = _parse_flags(config_flags.DEFINE_config_file, [], [f"--config={located}"], file)
     config.unlock()
     return config
 
@@ -107,7 +107,7 @@ def _parse_flags(define, default: list, arguments: list[str], file: str):
 
 def _line(error: BaseException | None, file: str) -> str:
     """', at line N of the file' if the error comes from its code: the flags' library hides the traceback."""
-    path = Path(file.split(":")[0]).resolve()
+    path = Path(shipped.located(file).split(":")[0]).resolve()
     while error:
         lines = [frame.lineno for frame in extract_tb(error.__traceback__) if Path(frame.filename).resolve() == path]
         if lines:
@@ -137,7 +137,7 @@ def split(arguments: list[str]) -> tuple[str, list[tuple[str, str]]]:
         else:
             overrides.append((name.removeprefix("--config."), value))
     if not file:
-        raise UserError(f"--config FILE[:arg] is missing; the named configs are {_named_configs()}")
+        raise UserError(f"--config FILE[:arg] is missing; {_named_configs()}")
     return file, overrides
 
 
@@ -193,21 +193,7 @@ def _parses_as(kind, text: str) -> bool:
 
 
 def _named_configs(file: str = "") -> str:
-    return ", ".join(_config_files(file).values()) or "(none found)"
-
-
-def _nearest_config(file: str) -> str:
-    """'; did you mean 'configs/gpt2.py:tiny'?' for 'gtp2.py:tiny'."""
-    name, *argument = file.split(":", 1)
-    files = _config_files(file)
-    return did_you_mean([":".join([files[stem], *argument]) for stem in closest(Path(name).stem, files)])
-
-
-def _config_files(file: str) -> dict[str, str]:
-    """{name: path} of the named configs: of studies, if the file would be one of them."""
-    folder = CONFIGS / "studies" if Path(file).parent.name == "studies" else CONFIGS
-    files = [path for path in sorted(folder.glob("*.py")) if "def get_config" in path.read_text()]
-    return {path.stem: str(path.relative_to(CONFIGS.parent)) for path in files}
+    return f"the named configs are {', '.join(shipped.names(file))}"
 
 
 def read_json(path) -> Config:

@@ -40,7 +40,8 @@ def data_file(name: str, folder: str) -> Path:
 
 def check_installed() -> None:
     if importlib.util.find_spec("lm_eval") is None:
-        raise UserError("--tasks needs lm_eval, which is not installed: pip install -r requirements-eval.txt")
+        install = "pip install 'xfresearch[eval]', or in a checkout -r requirements-eval.txt"
+        raise UserError(f"--tasks needs lm_eval, which is not installed: {install}")
 
 
 def load(names: list[str], folder: str, cache: Path, examples: int = 0) -> dict:

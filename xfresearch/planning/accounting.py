@@ -5,12 +5,10 @@ layers, whose activations take most of the memory, as in large ones. docs/plan.m
 """
 
 from dataclasses import dataclass
-from pathlib import Path
 
 from xfresearch.command import Parser, run
 from xfresearch.runtime.files import write_json
 
-ROOT = Path(__file__).parents[2]
 SIZES = ("model.vocab_size=4096", "model.width=128", "model.depth=12", "batch_size=16", "sequence_length=128")
 KERNELS = ("training.attention_kernel=plain", "training.expert_kernel=ragged", "training.layers=scan")
 BEYOND = 0.10  # the largest error that is expected
@@ -51,7 +49,7 @@ def compare(case: Case) -> tuple[float, float]:
     from xfresearch.sharding.mesh import make_mesh
 
     overrides = [f"--config.{option}" for option in (*SIZES, *KERNELS, *case.overrides)]
-    config = program.prepare(parse(["--config", f"{ROOT}/configs/{case.config}.py:tiny", *overrides]))
+    config = program.prepare(parse(["--config", f"{case.config}:tiny", *overrides]))
     mesh = make_mesh(config, _one_device())
     compiled = program.compile_step(program.trace(config, mesh)[1])
     accounted = formula.estimate_step(config, dict(mesh.shape)).memory

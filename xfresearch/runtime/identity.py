@@ -30,9 +30,10 @@ HARMLESS_FLAGS = re.compile(
 
 
 def source_digest() -> str:
-    """The SHA-256 of the names and contents of all Python files of this package."""
+    """The SHA-256 of the names and contents of all Python files of this package but its configs, of which a run reads a few
+    (config_files). It is the same in a checkout and in a wheel."""
     found = hashlib.sha256()
-    for path in sorted(PACKAGE.rglob("*.py")):
+    for path in sorted(path for path in PACKAGE.rglob("*.py") if not path.is_relative_to(PACKAGE / "configs")):
         content = path.read_bytes()
         found.update(f"{path.relative_to(PACKAGE).as_posix()} {len(content)}\n".encode() + content)
     return found.hexdigest()
@@ -40,7 +41,7 @@ def source_digest() -> str:
 
 def config_files(file: str) -> dict[str, str]:
     """{name: SHA-256} of `file`, a config file FILE[:arg] that has been read, and of the user's modules that it imports with
-    a statement, directly or not: not those of Python, of installed packages, and of this one."""
+    a statement, directly or not: not those of Python, of installed packages, and of this one, but its configs."""
     path = Path(file.split(":")[0])
     found, waiting = {path.name: path.read_bytes()}, [(path.name, "")]
     while waiting:
@@ -68,6 +69,8 @@ def _imported(source: bytes, package: str) -> set[str]:
 
 def _is_of_user(file: str | None) -> bool:
     path = Path(file or "").resolve()
+    if path.is_relative_to((PACKAGE / "configs").resolve()):  # in a checkout a link
+        return True
     installed = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
     return path.suffix == ".py" and not any(path.is_relative_to(Path(each).resolve()) for each in (*installed, PACKAGE))
 

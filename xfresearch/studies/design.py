@@ -71,7 +71,7 @@ def read(arguments: list[str]) -> Study:
     study = parse_as(Study, arguments)
     require(bool(study.question), "question", "", "the question that the study answers")
     require(bool(study.rule), "rule", "", "what will be concluded from which result")
-    require(bool(study.base), "base", "", "a config file, such as 'configs/gpt2.py:tiny'")
+    require(bool(study.base), "base", "", "a config file, such as 'gpt2:tiny'")
     require(bool(study.sizes), "sizes", {}, "at least one size")
     require(len(study.arms) > 1, "arms", tuple(study.arms), "at least two arms")
     _require_arm(study, "baseline", study.baseline)

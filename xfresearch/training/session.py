@@ -20,6 +20,7 @@ from xfresearch.checkpoints import store
 from xfresearch.config.files import split
 from xfresearch.config.resolving import with_vocabulary
 from xfresearch.config.run import Config
+from xfresearch.config.shipped import located
 from xfresearch.runtime import distributed
 from xfresearch.runtime.errors import BUG, UserError, exit_code
 from xfresearch.runtime.files import inside, read_object, write_json
@@ -64,7 +65,7 @@ def run(
             distributed.run_on_first(lambda: record(path, config, fork, began), "recording the start")
             if not starts(path):
                 raise UserError(f"--workdir={workdir} is another directory here than in process 0: all must share one")
-        files = config_files(split(arguments)[0]) if arguments else {}
+        files = config_files(located(split(arguments)[0])) if arguments else {}
         result = loop.train(config, path, tokenizer, clock, fork, panel, config_files=files)
         stopped_by = "" if result.finished else result.stopped_by  # a finished run writes its results
         summary = {

@@ -1,0 +1,46 @@
+"""The configs that come with the package. `--config gpt2:tiny` names one without a path, in any directory.
+
+They are the modules `xfresearch.configs`. In a checkout this is a link to the folder configs/; a wheel has the files.
+"""
+
+import ast
+import re
+from pathlib import Path
+
+from xfresearch.runtime.errors import closest, did_you_mean
+
+FOLDER = Path(__file__).parent.parent / "configs"
+
+
+def shipped() -> dict[str, Path]:
+    """{name: file} of every config: of models, such as `gpt2`, then of studies, such as `studies/w_o`."""
+    files = [*sorted(FOLDER.glob("*.py")), *sorted(FOLDER.glob("studies/*.py"))]
+    found = {file.relative_to(FOLDER).with_suffix("").as_posix(): file for file in files}
+    return {name: file for name, file in found.items() if "def get_config" in file.read_text(encoding="utf-8")}
+
+
+def located(config: str) -> str:
+    """`config`, which is FILE[:arg], with the path of a shipped config in the place of its name. Any other FILE is a path:
+    `gpt2.py` and `./gpt2` are files of the current directory."""
+    name, *argument = config.split(":", 1)
+    return ":".join([str(shipped().get(name, name)), *argument])
+
+
+def about(file: Path) -> tuple[str, dict[str, str]]:
+    """The first sentence of a config's docstring, and {name or name:arg: what it is}, as the docstring lists them."""
+    text = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or ""
+    sentence = re.split(r"[.?](?:\s|$)", " ".join(text.split("\n\n")[0].split()))[0]
+    return sentence, dict(re.findall(rf"^({file.stem}(?::\w+)?) {{2,}}(.+)$", text, re.MULTILINE))
+
+
+def names(config: str = "") -> list[str]:
+    """The names of the shipped configs: of studies, if `config` would be one of them, otherwise of models."""
+    of_studies = Path(config.split(":")[0]).parent.name == "studies"
+    return [name for name in shipped() if name.startswith("studies/") == of_studies]
+
+
+def nearest(config: str) -> str:
+    """'; did you mean 'gpt2:tiny'?' for 'gtp2:tiny' and for 'configs/gpt2.py:tiny'; '' if no name is close."""
+    file, *argument = config.split(":", 1)
+    by_stem = {Path(name).stem: name for name in shipped()}
+    return did_you_mean([":".join([by_stem[stem], *argument]) for stem in closest(Path(file).stem, by_stem)])
