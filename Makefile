@@ -20,7 +20,7 @@ NEWEST_PYTHON ?= $(shell .ci/newest-python)
 # Kernels, a contract of every variant, training and resuming, and what reads the texts and lists of JAX and XLA.
 NEWEST_TESTS := tests/kernels tests/contracts/test_reference.py tests/contracts/test_behaviour.py \
 	tests/training/test_stopping.py tests/models/test_dispatch.py tests/planning/test_collectives.py \
-	tests/planning/test_work.py tests/test_hardware.py
+	tests/planning/test_work.py tests/runtime/test_hardware.py
 
 .PHONY: train test newest long gpu mutations parity eval lock libtpu plans studies docs clean
 

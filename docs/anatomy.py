@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from xfresearch.command import Parser, run
+from xfresearch.runtime.command import Parser, run
 from xfresearch.runtime.errors import UserError
 
 HERE = Path(__file__).parent

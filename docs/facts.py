@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from xfresearch.command import Parser, run
+from xfresearch.runtime.command import Parser, run
 from xfresearch.runtime.errors import UserError
 
 HERE = Path(__file__).parent

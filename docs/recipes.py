@@ -6,7 +6,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from xfresearch.command import run
+from xfresearch.runtime.command import run
 from xfresearch.runtime.errors import UserError
 
 HERE = Path(__file__).parent

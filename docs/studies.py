@@ -11,10 +11,10 @@ from pathlib import Path
 from statistics import mean, median, quantiles
 
 from xfresearch import study
-from xfresearch.command import Parser, run
 from xfresearch.configs.studies import common
 from xfresearch.pages.drawing import COLOURS
 from xfresearch.pages.intervals import Interval, intervals
+from xfresearch.runtime.command import Parser, run
 from xfresearch.runtime.errors import UserError, nearest
 from xfresearch.studies import report
 from xfresearch.studies.running import RUNS_FILE

@@ -21,7 +21,7 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from xfresearch.command import Parser, run
+from xfresearch.runtime.command import Parser, run
 
 HERE = Path(__file__).parent
 SEED = 0
@@ -39,7 +39,7 @@ def rough_model(name: str, overrides: list[str] = ()):
     from xfresearch.config.resolving import with_vocabulary
     from xfresearch.data.labels import open_data_set, trains_on_labels
     from xfresearch.data.tokenizers import tokenizer_for
-    from xfresearch.language_model import LanguageModel
+    from xfresearch.loading.language_model import LanguageModel
     from xfresearch.models import transformer
 
     config = parse(["--config", name, *overrides])
@@ -200,7 +200,7 @@ def decode(output: str) -> None:
 def decoded(lm, chains: tuple[str, ...]) -> list[dict]:
     """The rows of `bench decode` for a model and its conversions, which have no certificates here: only speed counts."""
     from xfresearch import bench
-    from xfresearch.language_model import LanguageModel
+    from xfresearch.loading.language_model import LanguageModel
     from xfresearch.surgery import chain
     from xfresearch.surgery.network import assemble, take_apart
 

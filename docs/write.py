@@ -7,9 +7,9 @@ from functools import partial
 from pathlib import Path
 
 from docs import studies
-from xfresearch.command import run
 from xfresearch.config.describing import describe
 from xfresearch.models.layouts import LAYOUTS
+from xfresearch.runtime.command import run
 
 HERE = Path(__file__).parent
 KEYS = "## Every key\n\n"

@@ -18,12 +18,14 @@ from tests.tiny_runs import make_run, rough_params, tiny_config
 from tests.tolerances import TOLERANCE
 from tests.training.processes import Processes
 from tests.training.test_report import browse
-from xfresearch import command, compare, evaluate, loading
+from xfresearch import compare, evaluate
 from xfresearch.comparing import held_out, runs
 from xfresearch.data.tokenizers import load_tokenizer
-from xfresearch.evaluation import Scores, Text, Window
-from xfresearch.language_model import LanguageModel
+from xfresearch.evaluation.losses import Scores, Text, Window
+from xfresearch.loading import loading
+from xfresearch.loading.language_model import LanguageModel
 from xfresearch.models.closed_form import costs
+from xfresearch.runtime import command
 from xfresearch.runtime.errors import UserError
 from xfresearch.runtime.files import write_json
 from xfresearch.training.metrics import MetricsLog

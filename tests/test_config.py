@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from xfresearch import __main__, command
+from xfresearch import __main__
 from xfresearch.config import shipped
 from xfresearch.config.comparing import differences, fingerprint, flat
 from xfresearch.config.describing import describe
@@ -19,6 +19,7 @@ from xfresearch.config.reading import from_dict, to_json
 from xfresearch.config.resolving import resolve
 from xfresearch.config.run import Config
 from xfresearch.configs.variants import VARIANTS
+from xfresearch.runtime import command
 from xfresearch.runtime.errors import UserError
 
 ROOT = Path(__file__).parent.parent

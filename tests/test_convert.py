@@ -8,7 +8,8 @@ import pytest
 
 import xfresearch as xf
 from tests.tiny_runs import make_run, tiny_model
-from xfresearch import command, convert, evaluate, generate
+from xfresearch import convert, evaluate, generate
+from xfresearch.runtime import command
 from xfresearch.runtime.errors import UserError
 
 

@@ -8,10 +8,11 @@ import pytest
 
 import xfresearch as xf
 from tests.tiny_runs import make_run, tiny_model
-from xfresearch import UserError, convert, edit, editing, edits
+from xfresearch import UserError, convert, edit, editing
 from xfresearch.data.facts import Fact, facts
 from xfresearch.data.records import Record
 from xfresearch.editing import requests as editing_requests
+from xfresearch.loading import edits
 
 REQUESTS = [
     {"subject": "Ada", "prompt": "plays {}", "target": "a", "target_new": "b", "neighbours": [["plays Bo", "a"]]},

@@ -20,10 +20,21 @@ from tests.daily import daily
 from tests.data import made_tokenizers
 from tests.tiny_runs import ROOT, make_run, tiny_config, tiny_model
 from tests.tolerances import TOLERANCE, relative_error
-from xfresearch import command, evaluate, evaluation, loading, train
+from xfresearch import evaluate, train
 from xfresearch.data.pipeline import evaluation_batches, prepare
-from xfresearch.evaluation import Window, make_evaluator, make_scorer, pack_windows, summary, sums_of_batches, windows
+from xfresearch.evaluation import losses
+from xfresearch.evaluation.losses import (
+    Window,
+    make_evaluator,
+    make_scorer,
+    pack_windows,
+    summary,
+    sums_of_batches,
+    windows,
+)
+from xfresearch.loading import loading
 from xfresearch.models import reach
+from xfresearch.runtime import command
 from xfresearch.runtime.errors import UserError
 
 WORDS = "the cat sat on the mat. naïve\n"
@@ -105,7 +116,7 @@ def test_rows_contain_every_window_and_never_exceed_their_length(sizes, length, 
 
 def test_a_window_batch_contains_the_tokens_of_its_windows():
     tokens = np.arange(100, 140, dtype=np.int32)
-    batch = evaluation.window_batch(tokens, [[Window(3, 5, 8), Window(20, 21, 22)]], 8, 2)
+    batch = losses.window_batch(tokens, [[Window(3, 5, 8), Window(20, 21, 22)]], 8, 2)
     assert batch["tokens"][0].tolist() == [103, 104, 105, 106, 120, 0, 0, 0]
     assert batch["targets"][0].tolist() == [104, 105, 106, 107, 121, 0, 0, 0]
     assert batch["segments"][0].tolist() == [1, 1, 1, 1, 2, 0, 0, 0]
@@ -121,8 +132,8 @@ STRIDES = [("run", 1), ("run", 5), ("document_run", 1), ("document_run", 5)]
 def test_a_stride_equals_brute_force(kind, stride, request, tmp_path):
     run = request.getfixturevalue(kind)
     lm = loading.load(run)
-    text = evaluation.read_text(lm, run, length=8, stride=stride)
-    scores = evaluation.score_text(make_scorer(lm.config), lm.params, text, 4)
+    text = losses.read_text(lm, run, length=8, stride=stride)
+    scores = losses.score_text(make_scorer(lm.config), lm.params, text, 4)
     starts = np.flatnonzero(np.diff(text.documents, prepend=-1)) if kind == "document_run" else np.array([0])
     assert sorted(np.flatnonzero(scores.row < 0)) == starts.tolist()
     expected, found = [], []
@@ -154,7 +165,7 @@ def test_a_stride_of_the_whole_length_gives_the_loss_of_training(kind, request, 
 def test_training_and_evaluate_count_the_bytes_of_the_text(texts, tmp_path):
     """The tokenizer puts a space in front of each document, which the text does not have."""
     (tmp_path / "tok.bin").write_bytes(made_tokenizers.llama2c(made_tokenizers.sentence_piece()))
-    small = {"steps": 1, "optimizer.warmup": 0, "batch_size": 2, "sequence_length": 16, "evaluation.final_sequences": 0}
+    small = {"steps": 1, "optimizer.warmup": 0, "batch_size": 2, "sequence_length": 16, "losses.final_sequences": 0}
     keys = small | {"data.tokenizer": tmp_path / "tok.bin", "data.corpus": texts["data__corpus"], "log.tensorboard": False}
     flags = [f"--config.{key}={value}" for key, value in keys.items()]
     run, output = tmp_path / "run", tmp_path / "train.json"
@@ -167,7 +178,7 @@ def test_training_and_evaluate_count_the_bytes_of_the_text(texts, tmp_path):
 def test_metrics_match_their_definitions(run, tmp_path):
     measured = evaluated(run, "--per-document", tmp_path=tmp_path)
     lm = loading.load(run)
-    text = evaluation.read_text(lm, run)
+    text = losses.read_text(lm, run)
     raw = lm.tokenizer.decode_bytes(text.tokens[1:])
     nll = measured["loss"] * measured["tokens"]
     assert measured["tokens"] == len(text.tokens) - 1 and measured["bytes"] == len(raw)
@@ -195,7 +206,7 @@ def test_the_standard_error_matches_the_spread_of_samples():
         tokens_U = random.integers(5, 50, 40)
         nll_U = tokens_U * random.normal(3, 0.5, 40)
         sums = {"nll": nll_U, "correct": 0 * nll_U, "tokens": tokens_U, "bytes": tokens_U}
-        figures = evaluation.summary(sums)
+        figures = losses.summary(sums)
         losses.append(figures["loss"])
         errors.append(figures["standard_error"])
     assert 0.9 < np.mean(errors) / np.std(losses) < 1.1
@@ -221,7 +232,7 @@ SHARDED = """
 import jax, numpy as np
 from tests.test_evaluate import random_batch
 from tests.tiny_runs import tiny_model
-from xfresearch.evaluation import make_evaluator, summary, sums_of_batches
+from xfresearch.evaluation.losses import make_evaluator, summary, sums_of_batches
 from xfresearch.models import transformer
 from xfresearch.sharding.partition import batch_sharding, param_shardings
 from xfresearch.sharding.mesh import make_mesh
@@ -265,9 +276,9 @@ def test_the_scorer_never_holds_the_logits_of_all_tokens():
 
 
 def test_without_scored_tokens_metrics_are_nan():
-    nothing = evaluation.summary({name: np.zeros(0) for name in evaluation.SUMS})
+    nothing = losses.summary({name: np.zeros(0) for name in losses.SUMS})
     assert math.isnan(nothing["loss"]) and nothing["tokens"] == 0
-    assert evaluation.perplexity(1000.0) == math.inf
+    assert losses.perplexity(1000.0) == math.inf
 
 
 def test_metrics_do_not_depend_on_the_batching_of_rows():
@@ -281,7 +292,7 @@ def test_metrics_do_not_depend_on_the_batching_of_rows():
         spread = {name: np.zeros(16, values.dtype) for name, values in sums.items()}
         for name, values in sums.items():
             spread[name][at] = values
-        found.add(json.dumps(evaluation.summary(spread)))
+        found.add(json.dumps(losses.summary(spread)))
     assert len(found) == 1
 
 
@@ -365,7 +376,7 @@ def test_tokens_beyond_the_models_vocabulary_raise_an_error(document_run):
     lm = loading.load(document_run)
     lm.config = replace(lm.config, vocab_size=256)
     with pytest.raises(UserError, match="corpus .* has token 256, but the model's vocabulary ends at 255"):
-        evaluation.read_text(lm, document_run)
+        losses.read_text(lm, document_run)
 
 
 def test_nan_metrics_are_null_in_json(run, tmp_path):
@@ -378,8 +389,8 @@ def test_evaluation_narrows_windows_to_the_trained_spans(tmp_path, texts, monkey
     lm, run = tiny_model("all_attention_enwik8_small", **texts, sequence_length=256), tmp_path / "s"
     lm.params["blocks"]["main"]["attention"]["span"]["fraction"] *= 0  # each head sees only its ramp of 32 tokens
     lm.save(run)
-    executions, make = [], evaluation.make_scorer
-    monkeypatch.setattr(evaluation, "make_scorer", lambda *given: executions.append(given[-1]) or make(*given))
+    executions, make = [], losses.make_scorer
+    monkeypatch.setattr(losses, "make_scorer", lambda *given: executions.append(given[-1]) or make(*given))
     trimmed = evaluated(run, "--limit", "2", tmp_path=tmp_path)
     monkeypatch.setattr(reach, "trained_reach", lambda model, params: ())
     whole = evaluated(run, "--limit", "2", tmp_path=tmp_path)

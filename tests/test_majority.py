@@ -9,10 +9,12 @@ import pytest
 
 import xfresearch as xf
 from tests.contracts.variants import ROOT
-from xfresearch import evaluate, evaluation, generate, loading, train
+from xfresearch import evaluate, generate, train
 from xfresearch.checkpoints import store
 from xfresearch.config.files import parse
 from xfresearch.data.pipeline import prepare
+from xfresearch.evaluation import losses
+from xfresearch.loading import loading
 from xfresearch.runtime.errors import UserError
 from xfresearch.training.metrics import read_metrics
 
@@ -140,7 +142,7 @@ def test_models_of_text_and_of_labels_reject_each_others_data(run, tmp_path):
     config = parse(["--config", f"{ROOT}/configs/gpt2.py:tiny"])
     lm = SimpleNamespace(config=config.model, run=config)
     with pytest.raises(UserError, match="corpus 'majority' is not allowed: it has labels, and .* predicts next tokens"):
-        evaluation.read_text(lm, tmp_path, "majority")
+        losses.read_text(lm, tmp_path, "majority")
     with pytest.raises(UserError, match="this model has no tokenizer"):
         generate.main(["--workdir", str(run[0]), "--prompt", "a"])
 

@@ -8,7 +8,7 @@ import jax
 from xfresearch.checkpoints import store
 from xfresearch.config.files import parse
 from xfresearch.data.tokenizers import ByteTokenizer
-from xfresearch.language_model import LanguageModel
+from xfresearch.loading.language_model import LanguageModel
 from xfresearch.models import transformer
 
 ROOT = Path(__file__).parent.parent

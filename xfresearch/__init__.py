@@ -7,8 +7,8 @@ The package imports each name on first use, so that `import xfresearch` and `--h
 """
 
 _HOMES = {
-    "load": "loading",
-    "LanguageModel": "language_model",
+    "load": "loading.loading",
+    "LanguageModel": "loading.language_model",
     "Patch": "models.taps",
     "costs": "models.closed_form",
     "UserError": "runtime.errors",

@@ -6,7 +6,7 @@ Lists the commands with the first sentence of their help.
 import ast
 from pathlib import Path
 
-from xfresearch.command import run
+from xfresearch.runtime.command import run
 from xfresearch.runtime.errors import UserError, nearest
 
 COMMANDS = ("train", "evaluate", "generate", "compare", "convert", "analyze", "edit", "study", "plan", "bench")

@@ -9,8 +9,8 @@ model. This writes data.json (numbers), arrays.npz, the pictures and report.html
 import sys
 from collections.abc import Iterator
 
-from xfresearch import arguments as flags
-from xfresearch import command
+from xfresearch.runtime import arguments as flags
+from xfresearch.runtime import command
 from xfresearch.runtime.errors import UserError, nearest
 from xfresearch.runtime.files import exists, files_in, inside, remove, write_json
 from xfresearch.runtime.tables import table
@@ -84,7 +84,7 @@ def listed(workdir: str) -> str:
 
     columns = {"analysis": list(ANALYSES), "about": [each.about for each in ANALYSES.values()]}
     if workdir:
-        from xfresearch import loading
+        from xfresearch.loading import loading
 
         model = loading.stored(workdir).model
         columns["applies"] = [each.applies(model) or "yes" for each in ANALYSES.values()]
@@ -95,7 +95,7 @@ def directory(options):
     """Where the results go. Raises UserError if it cannot be decided."""
     from etils import epath
 
-    from xfresearch import loading
+    from xfresearch.loading import loading
 
     if options.to:
         return epath.Path(options.to).expanduser()
@@ -107,7 +107,7 @@ def directory(options):
 
 def opened(options):
     """The model, at the step of the options or at the newest one."""
-    from xfresearch import loading
+    from xfresearch.loading import loading
 
     step = int(options.step) if options.step.isdecimal() else None
     return loading.load(options.workdir, step)
@@ -118,8 +118,8 @@ def steps(options, lm) -> Iterator:
     if options.step != "all":
         yield lm
         return
-    from xfresearch import loading
     from xfresearch.checkpoints import store
+    from xfresearch.loading import loading
 
     workdir, _ = loading.locate(options.workdir)
     found = store.agreed_steps(workdir)

@@ -15,7 +15,7 @@ Every round calls each row once, so that a busy machine slows all of them equall
 """
 
 from xfresearch.benchmarks import attention, cross_entropy, decode, gpu, grouped_matmul, import_hf, loop, save, update
-from xfresearch.command import Parser, run
+from xfresearch.runtime.command import Parser, run
 
 OPERATIONS = {
     "attention": attention,

@@ -8,8 +8,8 @@ checkpoint. A difference has a 95 % interval from pairs: documents or sequences 
 import math
 from argparse import ArgumentTypeError
 
-from xfresearch import command, held_out
-from xfresearch.runtime import distributed
+from xfresearch.evaluation import held_out
+from xfresearch.runtime import command, distributed
 from xfresearch.runtime.errors import UserError
 from xfresearch.runtime.files import check_output, write_json
 
@@ -26,7 +26,7 @@ docs/compare.md explains each figure and verdict."""
 def main(arguments: list[str]) -> None:
     options = parse(arguments)
     distributed.check(options)
-    from xfresearch import loading
+    from xfresearch.loading import loading
 
     workdir, _ = loading.locate(options.runs[0])  # error logs go there
     with distributed.joined(options, str(workdir)):

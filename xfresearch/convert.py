@@ -17,7 +17,8 @@ import time
 from argparse import ArgumentTypeError
 from pathlib import Path
 
-from xfresearch import command, held_out
+from xfresearch.evaluation import held_out
+from xfresearch.runtime import command
 from xfresearch.runtime.errors import UserError, require_new
 from xfresearch.runtime.files import files_in, write_json
 
@@ -133,7 +134,7 @@ def list_conversions(options) -> None:
 
 def dry_run(options) -> None:
     """Says whether the conversion applies to a checkpoint, and what the result is."""
-    from xfresearch import loading
+    from xfresearch.loading import loading
     from xfresearch.surgery.running import plan
 
     print(plan(loading.load(options.workdir, options.step), options.steps))
@@ -141,7 +142,7 @@ def dry_run(options) -> None:
 
 def dry_run_all(options) -> None:
     """Says for every conversion whether it applies to a checkpoint, or the reason why it does not."""
-    from xfresearch import loading
+    from xfresearch.loading import loading
     from xfresearch.surgery import CONVERSIONS, Refused, chain
     from xfresearch.surgery.running import plan
 
@@ -158,7 +159,7 @@ def dry_run_all(options) -> None:
 def operate(options) -> None:
     """Converts a model to another variant, and writes the certificate beside it."""
     require_new(options.new, "convert")
-    from xfresearch import loading
+    from xfresearch.loading import loading
     from xfresearch.surgery import convert
 
     lm, certificate = convert(loading.load(options.workdir, options.step), options.steps)
@@ -186,9 +187,9 @@ def size(text: str) -> int:
 def import_folder(options) -> None:
     """Imports a Hugging Face folder as a directory that evaluate, generate and xf.load read."""
     require_new(options.workdir, "import")
-    from xfresearch import loading
     from xfresearch.interop import llama2c
     from xfresearch.interop.folder import is_folder, stored_tensors
+    from xfresearch.loading import loading
 
     folder, _ = loading.locate(options.folder)
     if not is_folder(folder):
@@ -208,7 +209,7 @@ def import_folder(options) -> None:
 def export_folder(options) -> None:
     """Exports the model of a run as a Hugging Face folder."""
     require_new(options.folder, "export")
-    from xfresearch import loading
+    from xfresearch.loading import loading
 
     lm = loading.load(options.workdir, options.step)
     begin = time.perf_counter()

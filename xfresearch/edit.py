@@ -8,7 +8,8 @@ trained on a corpus of facts, "relation" can stand for the prompt. undo takes ba
 which arrays of two models differ. docs/editing.md explains methods and metrics.
 """
 
-from xfresearch import command, held_out
+from xfresearch.evaluation import held_out
+from xfresearch.runtime import command
 from xfresearch.runtime.errors import UserError, require_new
 from xfresearch.runtime.tables import table
 
@@ -82,9 +83,10 @@ def parse(arguments: list[str]):
 def edit(options) -> None:
     """Edits a model, and writes it with the report."""
     require_new(options.to, "edit")
-    from xfresearch import editing, loading
+    from xfresearch import editing
     from xfresearch.data.records import read_records
     from xfresearch.editing.requests import known_facts
+    from xfresearch.loading import loading
 
     method = editing.METHODS[options.method]
     given = settings(options, method) | places(options)
@@ -133,7 +135,7 @@ def write(options, edited, report) -> None:
     """Writes the edited model and its report, or the report alone; whole or not at all."""
     from etils import epath
 
-    from xfresearch.edits import FOLDER, RECORD
+    from xfresearch.loading.edits import FOLDER, RECORD
     from xfresearch.runtime.files import new_directory, write_json
 
     with new_directory(epath.Path(options.to).expanduser(), "edit") as directory:
@@ -166,7 +168,7 @@ def shown(report) -> str:
 def undo(options) -> None:
     """Takes back the last edit."""
     require_new(options.to, "undo")
-    from xfresearch import edits, loading
+    from xfresearch.loading import edits, loading
 
     lm = loading.load(options.workdir, options.step)
     if not lm.edits:
@@ -179,7 +181,7 @@ def undo(options) -> None:
 
 def diff(options) -> None:
     """Shows which arrays of two models differ, and by how much."""
-    from xfresearch import edits, loading
+    from xfresearch.loading import edits, loading
     from xfresearch.runtime.files import write_json
 
     a, b = (loading.load(path) for path in options.diff)

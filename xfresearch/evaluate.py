@@ -11,9 +11,9 @@ compares several models.
 import math
 import sys
 
-from xfresearch import command, held_out
+from xfresearch.evaluation import held_out
 from xfresearch.harness import commands as task_commands
-from xfresearch.runtime import distributed
+from xfresearch.runtime import command, distributed
 from xfresearch.runtime.errors import UserError
 from xfresearch.runtime.files import write_json
 from xfresearch.runtime.tables import table
@@ -41,7 +41,7 @@ COLUMNS = {
 def main(arguments: list[str]) -> None:
     options = parse(arguments)
     distributed.check(options)
-    from xfresearch import loading
+    from xfresearch.loading import loading
 
     # Error logs go to the run's directory, also if the path names a checkpoint.
     workdir, _ = loading.locate(options.workdir)
@@ -102,9 +102,9 @@ def parse(arguments: list[str]):
 def evaluate_steps(lm, workdir, data, options, mesh=None) -> list[dict]:
     """The metrics of the model's own step, or of every good step of the run. A warning names each checkpoint that is
     damaged, or that the run has deleted meanwhile; it is skipped."""
-    from xfresearch import loading
     from xfresearch.checkpoints import store
     from xfresearch.checkpoints.validity import Unusable
+    from xfresearch.loading import loading
 
     scorer = held_out.Scorer(lm, data, options.batch_size, mesh)
     results = []
@@ -121,13 +121,13 @@ def evaluate_steps(lm, workdir, data, options, mesh=None) -> list[dict]:
 
 def metrics(data, scores, tokenizer, per_document: bool) -> dict:
     """The metrics of one step from its `scores`, which are from held_out.Scorer."""
-    from xfresearch import evaluation
+    from xfresearch.evaluation import losses
 
-    if isinstance(data, evaluation.Labels):
-        return evaluation.summary(scores)
-    found = evaluation.text_figures(data, scores)
+    if isinstance(data, losses.Labels):
+        return losses.summary(scores)
+    found = losses.text_figures(data, scores)
     if per_document:
-        found["documents"] = evaluation.document_figures(data, scores, tokenizer)
+        found["documents"] = losses.document_figures(data, scores, tokenizer)
     return found
 
 

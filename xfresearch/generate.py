@@ -7,9 +7,9 @@ import sys
 import time
 from pathlib import Path
 
-from xfresearch import command
-from xfresearch.held_out import at_least
+from xfresearch.evaluation.held_out import at_least
 from xfresearch.models.sampling import DEFAULT
+from xfresearch.runtime import command
 from xfresearch.runtime.errors import UserError
 from xfresearch.runtime.files import write_json
 
@@ -25,9 +25,9 @@ def main(arguments: list[str]) -> None:
     options = parse(arguments)
     prompts = [*options.prompt, *map(read_prompt, options.prompt_file)] or [""]
 
-    from xfresearch import loading
     from xfresearch.config.run import DataConfig
     from xfresearch.data.cache import enable_compilation_cache
+    from xfresearch.loading import loading
 
     enable_compilation_cache(DataConfig())
     lm = loading.load(options.workdir, options.step)

@@ -9,7 +9,7 @@ With --runs it trains nothing, and writes the report of xfresearch.compare on ex
 
 import os
 
-from xfresearch import command
+from xfresearch.runtime import command
 from xfresearch.runtime.errors import UserError
 
 JOB_NUMBERS = ("SLURM_ARRAY_TASK_ID", "JOB_COMPLETION_INDEX")  # of an array of Slurm, and of an indexed job of GKE

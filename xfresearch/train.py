@@ -9,8 +9,7 @@ import sys
 import time
 from pathlib import Path
 
-from xfresearch import command
-from xfresearch.runtime import distributed
+from xfresearch.runtime import command, distributed
 from xfresearch.runtime.files import write_json
 
 EPILOG = """\

@@ -9,8 +9,8 @@ import pytest
 from tests.tiny_runs import tiny_model
 from xfresearch import UserError, analysis, analyze
 from xfresearch.analysis.registry import ANALYSES
-from xfresearch.arguments import ARGUMENTS
 from xfresearch.data.records import Record
+from xfresearch.runtime.arguments import ARGUMENTS
 
 TOKENS_NL = np.array([[1, 2, 3, 4]])
 FACTS = [Record("Ada", "{} plays", "a")]

@@ -11,7 +11,7 @@ from tests.tiny_runs import rough_params, tiny_model
 from xfresearch import LanguageModel, analysis
 from xfresearch.analysis.panel import Panel
 from xfresearch.analysis.routing import information, kept
-from xfresearch.model_inputs import forward
+from xfresearch.models.inputs import forward
 from xfresearch.runtime.errors import UserError
 
 TOKENS_NL = np.random.default_rng(0).integers(257, size=(4, 32))

@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from xfresearch import evaluation
 from xfresearch.comparing import pairing
+from xfresearch.evaluation import losses
 
 
 def outcomes(both: int, only_first: int, only_second: int, neither: int) -> tuple[list, list]:
@@ -167,7 +167,7 @@ def test_the_error_of_one_loss_is_that_of_the_evaluation():
     tokens_U = random.integers(1, 50, 30)
     nll_U = tokens_U * random.normal(3, 0.5, 30)
     own = pairing.ratio(nll_U, tokens_U)
-    known = evaluation.summary({"nll": nll_U, "correct": 0 * nll_U, "tokens": tokens_U})
+    known = losses.summary({"nll": nll_U, "correct": 0 * nll_U, "tokens": tokens_U})
     assert own["value"] == pytest.approx(known["loss"]) and own["units"] == known["units"] == 30
     assert own["standard_error"] == pytest.approx(known["standard_error"])
 

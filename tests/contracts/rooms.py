@@ -15,7 +15,7 @@ from xfresearch.analysis.coefficients import places
 from xfresearch.analysis.registry import ANALYSES
 from xfresearch.data.facts import Fact
 from xfresearch.data.records import Record
-from xfresearch.outline import model_line
+from xfresearch.models.words import model_line
 from xfresearch.pages.drawing import draw_block
 
 TOKENS_NL = np.random.default_rng(3).integers(14, size=(2, 8))

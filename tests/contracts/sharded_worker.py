@@ -16,9 +16,9 @@ from jax.sharding import AxisType
 from tests.contracts.passes import capture, forward
 from tests.contracts.variants import ALL, KEPT, in_float64, mesh_sizes, random_params, tokens_for, tree_error
 from tests.tolerances import relative_error
-from xfresearch.model_inputs import tap_shapes
 from xfresearch.models import transformer
 from xfresearch.models.context import Execution
+from xfresearch.models.inputs import tap_shapes
 from xfresearch.models.taps import Patch
 from xfresearch.sharding.partition import batch_sharding, param_shardings
 

@@ -23,8 +23,8 @@ from tests.contracts.passes import forward
 from tests.contracts.test_gradients import named
 from tests.contracts.variants import ALL, marked
 from tests.tolerances import TOLERANCE
-from xfresearch.model_inputs import tap_shapes
 from xfresearch.models import transformer
+from xfresearch.models.inputs import tap_shapes
 from xfresearch.models.linear import Linear
 from xfresearch.models.norms import Norm
 

@@ -14,7 +14,7 @@ from tests.contracts.passes import forward, run
 from tests.contracts.variants import ALL, BATCH, DISTINCT, LENGTH, in_float64, marked, random_params, tokens_for
 from tests.reference import model as reference
 from tests.tolerances import TOLERANCE, relative_error
-from xfresearch.model_inputs import tap_shapes
+from xfresearch.models.inputs import tap_shapes
 from xfresearch.models.taps import captured
 
 

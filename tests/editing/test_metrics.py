@@ -9,7 +9,7 @@ from tests.editing.words import knowing
 from xfresearch.data.facts import Fact
 from xfresearch.data.records import Record, record_of
 from xfresearch.editing.metrics import consistency, entropy, harmonic, measure, summary
-from xfresearch.statistics import bootstrap_interval
+from xfresearch.runtime.summaries import bootstrap_interval
 
 
 def test_each_measure_of_a_network_that_is_known():

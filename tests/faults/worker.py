@@ -21,8 +21,9 @@ from pathlib import Path
 from tests.faults import crash
 from tests.faults.calls import Call, watched
 from tests.tiny_runs import ROOT
-from xfresearch import command, train
+from xfresearch import train
 from xfresearch.checkpoints import store
+from xfresearch.runtime import command
 from xfresearch.training import loop, report, session
 
 STEPS = 6

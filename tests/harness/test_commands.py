@@ -13,9 +13,10 @@ from tests.harness import local_data
 from tests.harness.test_scoring import alone
 from tests.tiny_runs import make_run, tiny_model
 from tests.tolerances import TOLERANCE
-from xfresearch import compare, evaluate, loading
+from xfresearch import compare, evaluate
 from xfresearch.harness import measuring, scoring, tasks
 from xfresearch.harness.items import Items
+from xfresearch.loading import loading
 from xfresearch.runtime.errors import UserError
 from xfresearch.studies import probes
 

@@ -112,7 +112,7 @@ import jax
 from tests.harness.test_scoring import prompts, requests, scored
 from tests.tiny_runs import tiny_model
 from xfresearch.harness import generating
-from xfresearch.language_model import abstract_params
+from xfresearch.models.transformer import abstract_params
 from xfresearch.sharding.mesh import make_mesh
 
 lm = tiny_model("gpt2", mesh__fsdp=2)

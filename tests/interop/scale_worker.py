@@ -12,8 +12,7 @@ import threading
 import time
 from pathlib import Path
 
-from xfresearch import command
-from xfresearch.runtime import distributed
+from xfresearch.runtime import command, distributed
 
 EVERY = 0.003  # seconds between samples
 

@@ -14,7 +14,7 @@ from xfresearch.interop.config import write_config
 from xfresearch.interop.exporting import choose
 from xfresearch.interop.family import Unsupported
 from xfresearch.interop.matching import differences
-from xfresearch.language_model import LanguageModel
+from xfresearch.loading.language_model import LanguageModel
 from xfresearch.models.model_config import ModelConfig
 from xfresearch.runtime.errors import UserError
 

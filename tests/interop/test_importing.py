@@ -15,7 +15,7 @@ from tests.interop.edits import UP, WEIGHTS, edit_config, edit_tensors
 from tests.interop.folders import assert_same_tensors
 from tests.simulated import results_on_devices
 from tests.tiny_runs import rough_params, tiny_model
-from xfresearch import evaluation
+from xfresearch.evaluation import losses
 
 TOKENS_BL = np.random.default_rng(0).integers(0, 257, (2, 8))
 
@@ -122,7 +122,7 @@ def test_a_model_without_a_tokenizer_has_logits_but_no_text(folder, tmp_path):
     with pytest.raises(xf.UserError, match="this model has no tokenizer"):
         lm.generate("a")
     with pytest.raises(xf.UserError, match="run has no tokenizer, so it cannot be evaluated on text"):
-        evaluation.read_text(lm, tmp_path / "run")
+        losses.read_text(lm, tmp_path / "run")
     lm.export_hf(tmp_path / "out")
     assert {file.name for file in (tmp_path / "out").iterdir()} == {"config.json", WEIGHTS}
 

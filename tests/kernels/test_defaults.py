@@ -8,12 +8,12 @@ import pytest
 from jax.sharding import AbstractDevice
 
 from tests.tiny_runs import tiny_config
-from xfresearch import outline
 from xfresearch.config.resolving import with_vocabulary
 from xfresearch.kernels import defaults
 from xfresearch.kernels.defaults import LAYERS, LOSS_ROWS, TABLES, VOCABULARY, Setting, choose_default
 from xfresearch.planning.formula import abstract_mesh
 from xfresearch.sharding.mesh import AXES
+from xfresearch.training import outline
 from xfresearch.training.hyper import hyper_of
 from xfresearch.training.kernel_choices import choices, kernel_choices
 from xfresearch.training.program import Program, batch_shapes

@@ -125,8 +125,7 @@ def test_killed_processes_leave_an_error_line_and_a_log(launcher, tmp_path):
 
 
 def test_the_grace_period_is_long_enough_to_report_a_lost_process():
-    from xfresearch import command
-    from xfresearch.runtime import distributed
+    from xfresearch.runtime import command, distributed
 
     parser = command.Parser()
     distributed.add_flags(parser)

@@ -12,9 +12,9 @@ from tests.contracts.variants import LENGTH, VARIANTS, model, tokens_for
 from xfresearch.config.resolving import resolve
 from xfresearch.config.run import Config, DataConfig, TrainingConfig
 from xfresearch.data.tokenizers import ByteTokenizer
-from xfresearch.evaluation import make_scorer
+from xfresearch.evaluation.losses import make_scorer
 from xfresearch.kernels import attention as attention_kernels
-from xfresearch.language_model import LanguageModel
+from xfresearch.loading.language_model import LanguageModel
 from xfresearch.models import transformer
 from xfresearch.models.context import Execution
 from xfresearch.models.mixers.softmax.attention import training_call

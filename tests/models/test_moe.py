@@ -16,8 +16,7 @@ from tests.reference import model as reference
 from tests.reference.feed_forward import scores
 from tests.reference.norms import softmax
 from tests.tolerances import TOLERANCE, relative_error
-from xfresearch import model_inputs
-from xfresearch.models import layers, transformer
+from xfresearch.models import inputs, layers, transformer
 from xfresearch.models.context import Context
 from xfresearch.models.model_config import longest_sequence
 from xfresearch.models.taps import Patch, Taps
@@ -140,7 +139,7 @@ def test_sequences_are_not_longer_than_those_whose_capacity_the_experts_have():
     assert longest_sequence(limited) == limited.max_length > 0 and longest_sequence(sparse()) == 0
     tokens_BL = np.zeros((1, limited.max_length + 1), np.int32)
     with pytest.raises(UserError, match="the length must be at most .*, by the .* capacity of its experts"):
-        model_inputs.as_tokens(limited, None, tokens_BL)
+        inputs.as_tokens(limited, None, tokens_BL)
 
 
 def test_padding_takes_no_slot(x64):

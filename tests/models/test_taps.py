@@ -12,9 +12,9 @@ from tests.contracts.passes import capture, forward, run
 from tests.contracts.variants import ALL, NAMED, ROOT, in_float64, marked, model, random_params, tokens_for
 from tests.tiny_runs import tiny_model
 from tests.tolerances import TOLERANCE, relative_error
-from xfresearch.model_inputs import tap_shapes
 from xfresearch.models import layers
 from xfresearch.models.context import Context
+from xfresearch.models.inputs import tap_shapes
 from xfresearch.models.layouts import LAYOUTS
 from xfresearch.models.tap_aliases import lens_names
 from xfresearch.models.taps import Patch, Request, Stacked, captured, request

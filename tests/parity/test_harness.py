@@ -6,7 +6,8 @@ import json
 import pytest
 
 from tests.parity.weights import MISSING
-from xfresearch import evaluate, loading
+from xfresearch import evaluate
+from xfresearch.loading import loading
 
 torch = pytest.importorskip("torch", reason=MISSING.format("torch"))
 transformers = pytest.importorskip("transformers", reason=MISSING.format("transformers"))

@@ -278,7 +278,7 @@ def test_commands_start_on_the_cpu_if_libtpu_is_installed_and_no_tpu_is_attached
 
     (tmp_path / "libtpu").mkdir()
     (tmp_path / "libtpu" / "__init__.py").write_text("")
-    code = "from xfresearch.command import run; import os; run(lambda _: print(os.environ['JAX_PLATFORMS']), [])"
+    code = "from xfresearch.runtime.command import run; import os; run(lambda _: print(os.environ['JAX_PLATFORMS']), [])"
     kept = {name: value for name, value in os.environ.items() if name != "JAX_PLATFORMS" and not name.startswith("TPU")}
     kept["PYTHONPATH"] = f"{tmp_path}:{ROOT}"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=kept, timeout=120, cwd=ROOT)

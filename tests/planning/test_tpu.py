@@ -100,7 +100,7 @@ def test_devices_of_every_generation(name, devices, kind):
 
 
 def test_other_commands_start_on_the_cpu_without_output():
-    code = "from xfresearch.command import run; run(lambda _: print(__import__('jax').default_backend()), [])"
+    code = "from xfresearch.runtime.command import run; run(lambda _: print(__import__('jax').default_backend()), [])"
     kept = {name: value for name, value in os.environ.items() if name != "JAX_PLATFORMS" and not name.startswith("TPU")}
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=kept, capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stdout, done.stderr) == (0, "cpu\n", "")

@@ -3,7 +3,7 @@
 import jax
 import numpy as np
 
-from xfresearch.language_model import LanguageModel
+from xfresearch.loading.language_model import LanguageModel
 from xfresearch.models import transformer
 from xfresearch.models.model_config import ModelConfig
 from xfresearch.surgery import CONVERSIONS

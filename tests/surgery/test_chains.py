@@ -10,7 +10,8 @@ import xfresearch as xf
 from tests.surgery.comparing import assert_exact
 from tests.surgery.test_merge_query_key import changed
 from tests.tiny_runs import make_run, tiny_model
-from xfresearch import command, convert, surgery
+from xfresearch import convert, surgery
+from xfresearch.runtime import command
 from xfresearch.runtime.errors import UserError
 from xfresearch.surgery import certificate as certificate_module
 from xfresearch.surgery import conversion, running

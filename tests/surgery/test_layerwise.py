@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.tiny_runs import tiny_model
-from xfresearch.model_inputs import forward
+from xfresearch.models.inputs import forward
 from xfresearch.models.model_config import ModelConfig
 from xfresearch.models.taps import Patch, request
 from xfresearch.surgery.layerwise import Runner

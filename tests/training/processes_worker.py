@@ -10,10 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
-from xfresearch import command
 from xfresearch.config.files import parse
 from xfresearch.config.run import MeshConfig
-from xfresearch.runtime import distributed
+from xfresearch.runtime import command, distributed
 from xfresearch.runtime.errors import Stopped, UserError
 
 MESHES = ({"data": -1}, {"fsdp": 2, "tensor": 4}, {"data": 2, "context": 4}, {"tensor": 4, "context": 2})

@@ -14,9 +14,9 @@ import time
 from collections import Counter
 
 from tests.training.processes import ROOT
-from xfresearch import command, train
+from xfresearch import train
 from xfresearch.checkpoints import store
-from xfresearch.runtime import distributed
+from xfresearch.runtime import command, distributed
 
 OFFSET = 1000
 TRACED = {str(ROOT / "xfresearch" / "training" / name): n * OFFSET for n, name in enumerate(("loop.py", "stopping.py"))}

@@ -264,7 +264,7 @@ def test_mistakes_are_one_line_in_every_process(single, cache):
 PREEMPTED = """
 import os, signal, sys, time
 from jax.experimental.multihost_utils import reached_preemption_sync_point
-from xfresearch import command
+from xfresearch.runtime import command
 from xfresearch.runtime import distributed
 parser = command.Parser()
 distributed.add_flags(parser)
@@ -309,8 +309,7 @@ def test_sigterm_ends_a_process_outside_the_loop_and_is_a_notice_in_it(handled, 
     ],
 )
 def test_incomplete_or_wrong_flags_are_refused_by_name(given, words):
-    from xfresearch import command
-    from xfresearch.runtime import distributed
+    from xfresearch.runtime import command, distributed
     from xfresearch.runtime.errors import UserError
 
     parser = command.Parser()
@@ -329,8 +328,7 @@ def test_a_process_that_never_comes_is_one_line(index, tmp_path):
 
 
 def test_a_port_that_is_taken_is_refused(tmp_path):
-    from xfresearch import command
-    from xfresearch.runtime import distributed
+    from xfresearch.runtime import command, distributed
     from xfresearch.runtime.errors import UserError
 
     parser = command.Parser()

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from xfresearch.analysis.running import batches
-from xfresearch.model_inputs import matching, tap_shapes
+from xfresearch.models.inputs import matching, tap_shapes
 from xfresearch.models.model_config import ModelConfig
 from xfresearch.runtime.errors import UserError
 

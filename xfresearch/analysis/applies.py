@@ -4,9 +4,9 @@ import inspect
 from collections.abc import Callable
 from functools import wraps
 
-from xfresearch import arguments
 from xfresearch.checkpoints.validity import not_finite
 from xfresearch.models.model_config import ModelConfig
+from xfresearch.runtime import arguments
 from xfresearch.runtime.errors import UserError
 
 

@@ -37,7 +37,7 @@ from xfresearch.models import layers
 from xfresearch.models.mixers.softmax.config import longest
 from xfresearch.models.model_config import ModelConfig
 from xfresearch.models.sublayers import Sublayer
-from xfresearch.statistics import mean_interval, mean_of_known
+from xfresearch.runtime.summaries import mean_interval, mean_of_known
 
 SITES = ("weights", "coefficients", "sink_weight", "heads", "value")
 TITLES = {

@@ -7,7 +7,7 @@ for the tokens that chose it; its output is multiplied by the token's gate.
 import jax
 import jax.numpy as jnp
 
-from xfresearch.model_inputs import tap_shapes
+from xfresearch.models.inputs import tap_shapes
 from xfresearch.models.model_config import ModelConfig
 from xfresearch.models.sublayers import Sublayer
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from xfresearch.model_inputs import forward, tap_shapes
+from xfresearch.models.inputs import forward, tap_shapes
 from xfresearch.models.model_config import ModelConfig
 from xfresearch.models.stack import ends_with, layer_ends
 from xfresearch.models.taps import captured, request

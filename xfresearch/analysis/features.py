@@ -25,14 +25,14 @@ from xfresearch.analysis.result import LineChart, Result, Table
 from xfresearch.analysis.running import about, batches, rows
 from xfresearch.analysis.triggers import empty, update
 from xfresearch.analysis.unfinished import Unfinished
-from xfresearch.model_inputs import tap_shapes
+from xfresearch.models.inputs import tap_shapes
 from xfresearch.models.model_config import ModelConfig
 from xfresearch.models.stack import ends_with, layer_ends
 from xfresearch.models.tap_aliases import lens_names
 from xfresearch.pages.charts import with_interval
 from xfresearch.runtime.errors import UserError
 from xfresearch.runtime.progress import stage
-from xfresearch.statistics import mean_interval, ratio_interval
+from xfresearch.runtime.summaries import mean_interval, ratio_interval
 
 ROWS = 256
 TOP = 25  # triggers of a feature

@@ -22,14 +22,14 @@ from xfresearch.analysis.contributions import not_followed
 from xfresearch.analysis.keys_page import text
 from xfresearch.analysis.result import HeatMap, Result, Table
 from xfresearch.analysis.running import ROWS, about, batches, rows
-from xfresearch.model_inputs import forward
 from xfresearch.models import transformer
 from xfresearch.models.block import Stream
+from xfresearch.models.inputs import forward
 from xfresearch.models.model_config import ModelConfig
 from xfresearch.models.stack import ends_with, layer_ends
 from xfresearch.models.taps import captured, request
 from xfresearch.runtime.progress import stage
-from xfresearch.statistics import mean_interval
+from xfresearch.runtime.summaries import mean_interval
 
 BATCH = 4
 EXAMPLE = 12  # tokens of the first row in the picture

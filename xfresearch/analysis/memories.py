@@ -36,15 +36,15 @@ from xfresearch.analysis.result import HeatMap, Result, Table
 from xfresearch.analysis.running import about, batches, rows
 from xfresearch.analysis.triggers import empty, update
 from xfresearch.analysis.unfinished import Unfinished
-from xfresearch.model_inputs import forward
 from xfresearch.models import transformer
 from xfresearch.models.connections.connection import ONE
+from xfresearch.models.inputs import forward
 from xfresearch.models.memory import memory
 from xfresearch.models.model_config import ModelConfig
 from xfresearch.models.stack import ends_with
 from xfresearch.models.taps import captured, request
 from xfresearch.runtime.progress import stage
-from xfresearch.statistics import mean_interval, mean_of_known
+from xfresearch.runtime.summaries import mean_interval, mean_of_known
 
 ROWS = 256
 TOP = 25

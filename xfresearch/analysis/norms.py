@@ -22,7 +22,7 @@ from xfresearch.models import layers
 from xfresearch.models.model_config import ModelConfig
 from xfresearch.models.sublayers import Sublayer
 from xfresearch.runtime.progress import stage
-from xfresearch.statistics import mean_interval, mean_of_known
+from xfresearch.runtime.summaries import mean_interval, mean_of_known
 
 SITES = ("before", "in", "key", "query", "unrotated_query")
 ROWS = 4  # rows whose hidden vectors are counted: each row of L tokens has 2 + G sets of L vectors per layer

@@ -18,8 +18,8 @@ from xfresearch.analysis.lens import by_depth
 from xfresearch.analysis.routing import SITES as OF_ROUTING
 from xfresearch.analysis.routing import choices
 from xfresearch.analysis.running import of_sublayers, wide
-from xfresearch.model_inputs import forward, tap_shapes
 from xfresearch.models import layers
+from xfresearch.models.inputs import forward, tap_shapes
 from xfresearch.models.model_config import ModelConfig
 from xfresearch.models.taps import Request, request
 from xfresearch.pages.panel import CAPTIONS

@@ -23,8 +23,8 @@ from xfresearch.analysis.applies import only_if
 from xfresearch.analysis.result import HeatMap, Result, Table
 from xfresearch.analysis.running import about
 from xfresearch.analysis.texts import shown
-from xfresearch.model_inputs import forward, matching, tap_shapes
 from xfresearch.models import layers
+from xfresearch.models.inputs import forward, matching, tap_shapes
 from xfresearch.models.model_config import ModelConfig
 from xfresearch.models.taps import Patch, Request, Stacked
 from xfresearch.runtime.errors import UserError

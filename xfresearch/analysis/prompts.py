@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from xfresearch.data.records import Record
-from xfresearch.model_inputs import encode
+from xfresearch.models.inputs import encode
 from xfresearch.runtime.errors import UserError
 
 ROUND = 8  # lengths are rounded up to a multiple

@@ -17,16 +17,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from xfresearch import outline
 from xfresearch.analysis.applies import only_if
 from xfresearch.analysis.result import HeatMap, Result, Table
 from xfresearch.data.facts import Fact, facts_of
-from xfresearch.evaluation import check_length
-from xfresearch.model_inputs import encode, forward
-from xfresearch.models.model_config import ModelConfig, longest_sequence
+from xfresearch.models.inputs import encode, forward
+from xfresearch.models.model_config import ModelConfig, check_length, longest_sequence
+from xfresearch.models.words import model_line
 from xfresearch.runtime.errors import UserError
 from xfresearch.runtime.progress import stage
-from xfresearch.statistics import mean_interval, mean_of_known
+from xfresearch.runtime.summaries import mean_interval, mean_of_known
 
 BATCH = 64
 KINDS = {"prompts": "trained", "held_out": "held out"}  # fields of a fact: their names in tables
@@ -65,7 +64,7 @@ def recall(lm, facts: Sequence[Fact] | None = None, data: str | None = None) -> 
         found["recalled" + name] = measured[field][0]
         found["probability" + name] = measured[field][1]
     summary = {name.replace("_", " "): mean_interval(value) for name, value in found.items() if name != "relation"}
-    line = f"{outline.model_line(lm.config, lm.run.sequence_length)}; step {lm.step}; {len(known):,} facts of "
+    line = f"{model_line(lm.config, lm.run.sequence_length)}; step {lm.step}; {len(known):,} facts of "
     line += "the given ones" if facts is not None else corpus
     tables = (_table(known, relations, found),)
     return Result("recall", line, lm.step, found, summary, (_picture(relations, found),), tables)

@@ -22,7 +22,7 @@ from xfresearch.analysis.result import HeatMap, Result, Table
 from xfresearch.analysis.running import ROWS, about, by_layer, measure, rows, several, wide
 from xfresearch.models.model_config import ModelConfig
 from xfresearch.models.sublayers import Sublayer
-from xfresearch.statistics import mean_interval, mean_of_known
+from xfresearch.runtime.summaries import mean_interval, mean_of_known
 
 SITES = ("router_probabilities", "chosen", "dropped")
 PARTS = 8  # of a row

@@ -8,10 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from xfresearch.data.labels import has_labels, open_data_set
-from xfresearch.evaluation import check_length
-from xfresearch.language_model import LanguageModel
-from xfresearch.model_inputs import as_tokens, forward, tap_shapes
-from xfresearch.models.model_config import ModelConfig
+from xfresearch.loading.language_model import LanguageModel
+from xfresearch.models.inputs import as_tokens, forward, tap_shapes
+from xfresearch.models.model_config import ModelConfig, check_length
 from xfresearch.models.sublayers import Sublayer
 from xfresearch.models.taps import Request, request
 from xfresearch.runtime.errors import UserError
@@ -136,10 +135,10 @@ def several(sublayers: list[Sublayer]) -> bool:
 
 def about(lm: LanguageModel, tokens_NL: np.ndarray, data) -> str:
     """A line on a model and its data."""
-    from xfresearch import outline
+    from xfresearch.models.words import model_line
 
     count, length = tokens_NL.shape
     given = data is not None and not isinstance(data, str)
     source = f"{length} given tokens" if given else f"{length} tokens of {data or 'the held-out text'}"
     rows_of = "1 row" if count == 1 else f"{count} rows"
-    return f"{outline.model_line(lm.config, length)}; step {lm.step}; {rows_of} of {source}"
+    return f"{model_line(lm.config, length)}; step {lm.step}; {rows_of} of {source}"

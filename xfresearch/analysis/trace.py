@@ -38,13 +38,12 @@ from xfresearch.analysis.texts import shown
 from xfresearch.analysis.tracing import Effects, effects, normal
 from xfresearch.data.records import Record, read_record
 from xfresearch.data.records import records as read
-from xfresearch.evaluation import check_length
-from xfresearch.model_inputs import forward
 from xfresearch.models import transformer
-from xfresearch.models.model_config import ModelConfig
+from xfresearch.models.inputs import forward
+from xfresearch.models.model_config import ModelConfig, check_length
 from xfresearch.runtime.errors import NothingMeasured
 from xfresearch.runtime.progress import stage
-from xfresearch.statistics import mean_interval, mean_of_known
+from xfresearch.runtime.summaries import mean_interval, mean_of_known
 
 NOISE, SAMPLES, FACTS = 3.0, 3, 100
 SHARE = 10 / 48  # of the layers in a window

@@ -9,10 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from xfresearch.analysis.prompts import ROUND, Prompt, padded
-from xfresearch.evaluation import check_length
-from xfresearch.model_inputs import forward
 from xfresearch.models import layers
-from xfresearch.models.model_config import ModelConfig
+from xfresearch.models.inputs import forward
+from xfresearch.models.model_config import ModelConfig, check_length
 from xfresearch.models.sublayers import Sublayer
 from xfresearch.models.taps import OUTSIDE, Patch, Request, Stacked
 from xfresearch.runtime.progress import stage

@@ -21,7 +21,7 @@ from xfresearch.analysis.running import about, batches, rows
 from xfresearch.models.model_config import ModelConfig
 from xfresearch.models.stack import ends_with
 from xfresearch.runtime.progress import stage
-from xfresearch.statistics import mean_interval
+from xfresearch.runtime.summaries import mean_interval
 
 ROWS = 32
 BATCH = 8

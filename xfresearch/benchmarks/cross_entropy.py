@@ -4,7 +4,7 @@ from argparse import ArgumentTypeError
 from functools import partial
 
 from xfresearch.benchmarks import arrays
-from xfresearch.held_out import at_least
+from xfresearch.evaluation.held_out import at_least
 from xfresearch.runtime.errors import UserError
 
 SIZES = {"tokens": 4096, "width": 256, "vocab": 8192}

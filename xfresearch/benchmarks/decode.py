@@ -73,7 +73,7 @@ def run(a) -> None:
 
 def models_of(a) -> dict:
     """{name: LanguageModel} of the runs and of the configs. Raises UserError if there are none."""
-    from xfresearch import loading
+    from xfresearch.loading import loading
 
     if not a.workdirs + a.config:
         raise UserError("decode: give a WORKDIR or --config FILE")
@@ -87,7 +87,7 @@ def with_random_weights(name: str, overrides: list[str]):
     import jax
 
     from xfresearch.config.files import parse
-    from xfresearch.language_model import LanguageModel
+    from xfresearch.loading.language_model import LanguageModel
     from xfresearch.models import transformer
     from xfresearch.planning.program import prepare
 

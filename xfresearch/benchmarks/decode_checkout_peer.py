@@ -15,7 +15,6 @@ def main(folder: str, request: str) -> None:
     root = os.environ["PYTHONPATH"]
     os.chdir(root)
     import xfresearch
-    from xfresearch import loading
     from xfresearch.models.decoding import generate
     from xfresearch.models.sampling import Sampling
     from xfresearch.runtime import memory
@@ -23,7 +22,7 @@ def main(folder: str, request: str) -> None:
     assert Path(xfresearch.__file__).is_relative_to(root), f"{xfresearch.__file__} is not in {root}"
     memory.reuse()
     asked = json.loads(Path(request).read_text())
-    lm = loading.load(folder, dtype="float32")
+    lm = xfresearch.load(folder, dtype="float32")
 
     def decode() -> list[list[int]]:
         chunks = generate(lm.config, lm.params, asked["prompts"], asked["tokens"], Sampling(**asked["sampling"]))

@@ -1,6 +1,6 @@
 """Flags that the operations share, and the file of figures that they write."""
 
-from xfresearch.held_out import at_least
+from xfresearch.evaluation.held_out import at_least
 from xfresearch.runtime.files import write_json
 
 PATHS = ("json", "torch_python")  # options that are paths of one machine

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from xfresearch.benchmarks.peers import TORCH
-from xfresearch.held_out import at_least
+from xfresearch.evaluation.held_out import at_least
 from xfresearch.runtime.errors import UserError, nearest
 from xfresearch.runtime.files import check_output, write_json
 

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from xfresearch.benchmarks import peers
 from xfresearch.benchmarks.flags import add_json, add_sizes, read, write_figures
-from xfresearch.held_out import at_least
+from xfresearch.evaluation.held_out import at_least
 from xfresearch.runtime.errors import UserError
 
 COLUMNS = ("ms", "quartiles", "tokens/s", "MFU", "GB", "compile s", "faults", "speed", "config")

@@ -2,10 +2,10 @@
 
 from typing import NamedTuple
 
-from xfresearch import loading
 from xfresearch.comparing import groups, held_out, runs, tasks
 from xfresearch.data.labels import trains_on_labels
-from xfresearch.held_out import settings
+from xfresearch.evaluation.held_out import settings
+from xfresearch.loading import loading
 from xfresearch.runtime.errors import UserError
 from xfresearch.training.workdir import starts
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from xfresearch.comparing.pairing import CONFIDENCE, correct, of_runs
 from xfresearch.comparing.runs import Run, options
-from xfresearch.statistics import mean_interval
+from xfresearch.runtime.summaries import mean_interval
 
 WELCH = "Welch"
 SAME_COST = 0.01  # relative: FLOPs of training that differ by more are not equal

@@ -10,19 +10,19 @@ from typing import NamedTuple
 import numpy as np
 from jax.sharding import Mesh
 
-from xfresearch import evaluation, held_out
 from xfresearch.checkpoints import manifest
 from xfresearch.comparing.pairing import correct, of_runs, pair_ratios, ratio
 from xfresearch.config.run import Config
+from xfresearch.evaluation import held_out, losses
 from xfresearch.harness.measuring import saved_tasks
-from xfresearch.language_model import LanguageModel
+from xfresearch.loading.language_model import LanguageModel
 
 
 class Reference(NamedTuple):
     """The held-out data as the first model reads them."""
 
     config: Config
-    data: evaluation.Text | evaluation.Labels
+    data: losses.Text | losses.Labels
     tokenizer: str
 
 
@@ -35,7 +35,7 @@ class Loaded(NamedTuple):
     config: Config
     tokenizer: str  # its digest; '' without one
     tasks: dict[str, dict]  # saved answers
-    data: evaluation.Text | evaluation.Labels | None
+    data: losses.Text | losses.Labels | None
 
 
 class Measured(NamedTuple):
@@ -45,7 +45,7 @@ class Measured(NamedTuple):
     config: Config
     tokenizer: str
     tasks: dict[str, dict]
-    sums: dict[str, np.ndarray]  # over the units of text [U], by the names of evaluation.unit_sums
+    sums: dict[str, np.ndarray]  # over the units of text [U], by the names of losses.unit_sums
 
 
 def load(path: str, options, reference: Reference | None) -> Loaded:
@@ -70,7 +70,7 @@ def measure(model: Loaded, options, reference: Reference) -> Measured:
     step = model.lm.step
     manifest.require_same_everywhere({f"checkpoint of {model.path}": str(step), "held-out data": data.digest})
     scores = held_out.Scorer(model.lm, data, options.batch_size, model.mesh)(model.lm.params, model.path)
-    sums = scores if isinstance(data, evaluation.Labels) else _unit_sums(data, scores, reference.data)
+    sums = scores if isinstance(data, losses.Labels) else _unit_sums(data, scores, reference.data)
     return Measured(step, model.config, model.tokenizer, model.tasks, sums)
 
 
@@ -80,13 +80,13 @@ def _same_data(lm: LanguageModel, path: str, digest: str, options, reference: Re
     lm.run = replace(lm.run, **{name: getattr(reference.config, name) for name in names})
     if digest == reference.tokenizer:
         return held_out.read(lm, path, options)
-    text = evaluation.read_text(lm, path, options.data, options.split, options.sequence_length, options.stride)
+    text = losses.read_text(lm, path, options.data, options.split, options.sequence_length, options.stride)
     starts_T = byte_starts(text)
     end = edges(reference.data)[-1]
     return text._replace(rows=[row for row in text.rows if starts_T[row[0].scored] < end])
 
 
-def _unit_sums(text: evaluation.Text, scores: evaluation.Scores, reference: evaluation.Text) -> dict[str, np.ndarray]:
+def _unit_sums(text: losses.Text, scores: losses.Scores, reference: losses.Text) -> dict[str, np.ndarray]:
     """The sums over the units of `reference` [U] of the tokens that start in its text."""
     starts_T = byte_starts(text)
     edges_U1 = edges(reference)
@@ -96,16 +96,16 @@ def _unit_sums(text: evaluation.Text, scores: evaluation.Scores, reference: eval
     else:
         count = len(reference.rows)
         units_T = np.clip(np.searchsorted(edges_U1, starts_T, side="right") - 1, 0, count - 1)
-    sums = evaluation.unit_sums(text, scores._replace(row=np.where(scored_T, scores.row, -1)), units_T)
+    sums = losses.unit_sums(text, scores._replace(row=np.where(scored_T, scores.row, -1)), units_T)
     return {name: np.pad(values, (0, count - len(values))) for name, values in sums.items()}
 
 
-def byte_starts(text: evaluation.Text) -> np.ndarray:
+def byte_starts(text: losses.Text) -> np.ndarray:
     """The byte of the text at which each token starts [T]."""
     return np.cumsum(text.sizes["bytes"]) - text.sizes["bytes"]
 
 
-def edges(text: evaluation.Text) -> np.ndarray:
+def edges(text: losses.Text) -> np.ndarray:
     """The byte at which each sequence starts to be scored, and the byte at which the last one ends [U + 1]."""
     starts_T = byte_starts(text)
     last = text.rows[-1][-1].end - 1

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from xfresearch.statistics import summary
+from xfresearch.runtime.summaries import summary
 
 CONFIDENCE = 0.95
 MCNEMAR = "McNemar, exact"

@@ -4,10 +4,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from xfresearch import loading
 from xfresearch.config.fields import leaves
 from xfresearch.config.run import Config
 from xfresearch.data.tokenizers import has_tokenizer, load_tokenizer
+from xfresearch.loading import loading
 from xfresearch.models.closed_form import costs
 from xfresearch.runtime.files import inside
 from xfresearch.training.metrics import read_metrics

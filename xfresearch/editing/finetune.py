@@ -23,8 +23,8 @@ from xfresearch.editing.requests import check_numbers, place_of, prepared
 from xfresearch.editing.texts import fitting
 from xfresearch.editing.values import leaf_of, path_of, with_leaf
 from xfresearch.kernels.cross_entropy import token_nll
-from xfresearch.model_inputs import forward
 from xfresearch.models import layers
+from xfresearch.models.inputs import forward
 from xfresearch.models.model_config import ModelConfig
 from xfresearch.runtime.progress import stage
 

@@ -20,7 +20,7 @@ from xfresearch.data.cache import cache_root
 from xfresearch.data.records import Record
 from xfresearch.editing.texts import fitting, prompts_after
 from xfresearch.editing.values import values_of
-from xfresearch.model_inputs import forward
+from xfresearch.models.inputs import forward
 from xfresearch.models.model_config import ModelConfig
 from xfresearch.models.taps import captured, request
 from xfresearch.runtime.errors import UserError

@@ -36,9 +36,9 @@ import numpy as np
 
 from xfresearch.analysis.recall import score
 from xfresearch.data.records import Record
-from xfresearch.model_inputs import encode
+from xfresearch.models.inputs import encode
 from xfresearch.models.model_config import longest_sequence
-from xfresearch.statistics import bootstrap_interval, mean_of_known
+from xfresearch.runtime.summaries import bootstrap_interval, mean_of_known
 
 SCORED = ("efficacy", "paraphrase", "neighbourhood")  # what S is made of
 KINDS = (*SCORED, "ripple")

@@ -24,7 +24,7 @@ import optax
 from xfresearch.analysis.coefficients import written_by
 from xfresearch.data.records import Record
 from xfresearch.editing.texts import essence_of, fitting, prompts_after
-from xfresearch.model_inputs import forward
+from xfresearch.models.inputs import forward
 from xfresearch.models.model_config import ModelConfig
 from xfresearch.models.taps import Patch, captured, request
 

@@ -6,17 +6,17 @@ from typing import NamedTuple
 
 import numpy as np
 
-from xfresearch import edits as carried
 from xfresearch.analysis.recall import score
 from xfresearch.analysis.result import LineChart, Result, Table
 from xfresearch.data.facts import Fact, sentence
 from xfresearch.data.records import Record
 from xfresearch.editing.metrics import KINDS, Measured, joined, measure, summary
+from xfresearch.loading import edits as carried
 from xfresearch.models.model_config import longest_sequence
 from xfresearch.pages.charts import Curve
 from xfresearch.runtime.errors import UserError
 from xfresearch.runtime.progress import stage
-from xfresearch.statistics import mean_interval
+from xfresearch.runtime.summaries import mean_interval
 
 BROKEN = 0.1  # a relative rise of the held-out loss above this breaks the model
 ROWS = 16  # of held-out text

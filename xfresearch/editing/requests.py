@@ -11,8 +11,8 @@ from xfresearch.analysis.tracing import value_of
 from xfresearch.data.facts import Fact, facts_of
 from xfresearch.data.records import Record, read_record, record_of
 from xfresearch.editing.metrics import prompts_of
-from xfresearch.evaluation import check_length
-from xfresearch.model_inputs import encode
+from xfresearch.models.inputs import encode
+from xfresearch.models.model_config import check_length
 from xfresearch.runtime.errors import UserError, nearest
 
 TRACED = 24  # requests that choose the memory, at most

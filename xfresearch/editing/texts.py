@@ -10,8 +10,7 @@ import numpy as np
 
 from xfresearch.analysis.prompts import Prompt, completed, prompt_of
 from xfresearch.data.records import Record
-from xfresearch.evaluation import check_length
-from xfresearch.models.model_config import longest_sequence
+from xfresearch.models.model_config import check_length, longest_sequence
 from xfresearch.runtime.errors import UserError
 
 ESSENCE = "{} is a"  # the prompt of the loss's second term (optimise.py): what the subject is should not change

@@ -30,7 +30,7 @@ from scipy import linalg
 from scipy.sparse import linalg as sparse_linalg
 
 from xfresearch.analysis.coefficients import sublayer_of, where
-from xfresearch.language_model import LanguageModel
+from xfresearch.loading.language_model import LanguageModel
 from xfresearch.models import layers
 from xfresearch.models.mixers.memory import wide_slots
 from xfresearch.runtime.errors import UserError

@@ -11,7 +11,7 @@ from lm_eval.utils import get_rolling_token_windows
 from xfresearch.data.cache import digest
 from xfresearch.harness import generating, scoring
 from xfresearch.harness.items import Items
-from xfresearch.language_model import LanguageModel
+from xfresearch.loading.language_model import LanguageModel
 from xfresearch.models.context import Execution
 from xfresearch.models.reach import trained_reach
 from xfresearch.runtime import distributed

@@ -2,8 +2,8 @@
 
 import sys
 
+from xfresearch.evaluation.held_out import at_least, open_model
 from xfresearch.harness import tasks
-from xfresearch.held_out import at_least, open_model
 from xfresearch.runtime import distributed
 from xfresearch.runtime.errors import UserError
 from xfresearch.runtime.files import write_json

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import numpy as np
 
-from xfresearch import loading
 from xfresearch.checkpoints.digests import digests
 from xfresearch.data.cache import cache_root, digest
-from xfresearch.evaluation import batch_size, check_length
+from xfresearch.evaluation.losses import batch_size
 from xfresearch.harness import tasks
-from xfresearch.language_model import LanguageModel
-from xfresearch.models.model_config import longest_sequence
+from xfresearch.loading import loading
+from xfresearch.loading.language_model import LanguageModel
+from xfresearch.models.model_config import check_length, longest_sequence
 from xfresearch.runtime import distributed
 from xfresearch.runtime.errors import UserError
 from xfresearch.runtime.files import files_in, finite, in_bucket, inside, read_object, write_text

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from xfresearch.evaluation import on_host
+from xfresearch.evaluation.losses import on_host
 from xfresearch.kernels.cross_entropy import token_nll
 from xfresearch.kernels.defaults import fast_layers
 from xfresearch.models import transformer

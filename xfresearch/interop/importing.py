@@ -22,8 +22,9 @@ from xfresearch.interop.mapping import TensorMapping, is_ignored, mappings
 from xfresearch.interop.source import Source, small_files
 from xfresearch.interop.tensor_files import StoredTensor, count_nonfinite
 from xfresearch.interop.unread import warn_of_unread
-from xfresearch.language_model import LanguageModel, abstract_params, with_dtype
-from xfresearch.models.model_config import ModelConfig
+from xfresearch.loading.language_model import LanguageModel
+from xfresearch.models.model_config import ModelConfig, with_dtype
+from xfresearch.models.transformer import abstract_params
 from xfresearch.runtime.errors import UserError, nearest
 from xfresearch.runtime.files import files_in
 from xfresearch.runtime.terminal import bar as progress_bar

@@ -23,11 +23,12 @@ from xfresearch.config.run import Config, DataConfig
 from xfresearch.data.tokenizers import load_tokenizer
 from xfresearch.data.tokenizers.llama2c import Llama2cTokenizer
 from xfresearch.interop.mapping import rope_order
-from xfresearch.language_model import LanguageModel, abstract_params, with_dtype
+from xfresearch.loading.language_model import LanguageModel
 from xfresearch.models.block_config import BLOCKS
 from xfresearch.models.feed_forwards.dense import GatedConfig
 from xfresearch.models.mixers.softmax.config import SoftmaxConfig
-from xfresearch.models.model_config import ModelConfig
+from xfresearch.models.model_config import ModelConfig, with_dtype
+from xfresearch.models.transformer import abstract_params
 from xfresearch.runtime.errors import UserError
 from xfresearch.runtime.formats import refused, sniff
 from xfresearch.runtime.trees import path_name

@@ -1,7 +1,9 @@
 """The options of a language model: an embedding, a stack of blocks, and an output head."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
+
+import jax
 
 from xfresearch.config.fields import check_read, option, where
 from xfresearch.models import layers, stack
@@ -10,7 +12,7 @@ from xfresearch.models.feed_forwards.moe import MoeConfig
 from xfresearch.models.layouts import LAYOUTS
 from xfresearch.models.norms import NormSpec
 from xfresearch.models.stack import StackConfig
-from xfresearch.runtime.errors import require
+from xfresearch.runtime.errors import UserError, require
 
 
 @dataclass(frozen=True)
@@ -84,6 +86,7 @@ def position_rows(model: ModelConfig) -> int:
     return model.max_length + model.position_offset if model.position == "learned" else 0
 
 
+DTYPES = ("float32", "bfloat16", "float64")
 LIMITS = "the model's position table or the capacity of its experts"  # what sets the longest sequence, for errors
 
 
@@ -96,3 +99,23 @@ def mixtures(model: ModelConfig) -> list[MoeConfig]:
     """The options of every mixture of experts in a model's blocks."""
     options = [options for block in model.blocks.values() for options in block.sublayers.values()]
     return [each.mixture for each in options if each.mixture]
+
+
+def check_length(model: ModelConfig, length: int) -> None:
+    """Raises UserError if the model does not support sequences of `length`."""
+    rows = longest_sequence(model)
+    if rows and length > rows:
+        allowed = f"at most {rows}, by {LIMITS}"
+        raise UserError(f"sequence length {length} is not allowed: it must be {allowed}")
+
+
+def with_dtype(model: ModelConfig, dtype: str) -> ModelConfig:
+    """`model` with the compute dtype `dtype`; unchanged if `dtype` is empty. float64 is also the dtype of the parameters,
+    and switches JAX to 64 bits."""
+    if not dtype:
+        return model
+    require(dtype in DTYPES, "model.dtype", dtype, f"one of {', '.join(DTYPES)}")
+    if dtype == "float64":
+        jax.config.update("jax_enable_x64", True)
+        model = replace(model, param_dtype=dtype)
+    return resolve_model(replace(model, dtype=dtype))

@@ -30,6 +30,7 @@ from xfresearch.models.taps import NO_TAPS, OUTSIDE, Request
 from xfresearch.runtime.errors import require
 from xfresearch.runtime.trees import nested
 from xfresearch.sharding.letters import Axes
+from xfresearch.sharding.partition import param_shardings
 
 
 class Output(NamedTuple):
@@ -193,3 +194,14 @@ def after_update(model: ModelConfig, params: dict, statistics: dict) -> dict:
                 new = stack.kind_of(options).module.after_update(old, options, statistics[place.name])
                 blocks[place.name] = blocks[place.name] | {sublayer: new}
     return params | {"blocks": blocks}
+
+
+def abstract_params(model: ModelConfig, mesh=None) -> dict:
+    """Shapes, dtypes and shardings of a model's parameters, on the first device or sharded over a `mesh`."""
+    shapes = abstract(model)
+    if mesh is None:
+        device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+        shardings = jax.tree.map(lambda _: device, shapes)
+    else:
+        shardings = param_shardings(mesh, shapes, axes(model))
+    return jax.tree.map(lambda s, to: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=to), shapes, shardings)

@@ -2,9 +2,11 @@
 
 from xfresearch.models import layers
 from xfresearch.models.block_config import BlockConfig
+from xfresearch.models.closed_form import costs
 from xfresearch.models.layouts import LAYOUTS
 from xfresearch.models.model_config import ModelConfig
 from xfresearch.models.norms import title
+from xfresearch.runtime.tables import count
 
 
 def model_in_words(model: ModelConfig) -> str:
@@ -28,3 +30,14 @@ def block_in_words(block: BlockConfig) -> str:
     norms = " and ".join(title(kind) for kind in kinds if kind != "none" or len(kinds) == 1)
     sublayers = [options.words for options in block.sublayers.values()]
     return f"{block.layout.replace('_', '-')} [{', '.join(filter(None, [norms, *sublayers]))}]"
+
+
+def model_line(model: ModelConfig, length: int = 0) -> str:
+    """Parameters, FLOPs for sequences of `length` tokens (0: the model's longest), and the blocks, in words."""
+    if not model.vocab_size or not (length or model.max_length):
+        return model_in_words(model)
+    counted = costs(model, length)
+    active = counted.active_parameters
+    used = f" ({count(active)} active)" if active != counted.parameters else ""
+    flops = f"{count(counted.flops_per_token)} FLOPs per token"
+    return f"{count(counted.parameters)} parameters{used}, {flops}; {model_in_words(model)}"

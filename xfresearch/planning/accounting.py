@@ -6,7 +6,7 @@ layers, whose activations take most of the memory, as in large ones. docs/plan.m
 
 from dataclasses import dataclass
 
-from xfresearch.command import Parser, run
+from xfresearch.runtime.command import Parser, run
 from xfresearch.runtime.files import write_json
 
 SIZES = ("model.vocab_size=4096", "model.width=128", "model.depth=12", "batch_size=16", "sequence_length=128")

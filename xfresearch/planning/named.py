@@ -13,7 +13,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from xfresearch.command import Parser, run
+from xfresearch.runtime.command import Parser, run
 from xfresearch.runtime.errors import UserError
 from xfresearch.runtime.files import write_rows
 

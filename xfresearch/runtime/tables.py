@@ -1,5 +1,7 @@
 """Tables and numbers for the terminal."""
 
+from collections.abc import Mapping
+
 from xfresearch.runtime.terminal import one_line
 
 
@@ -29,3 +31,8 @@ def count(number: float) -> str:
 def format_number(value: float | None) -> str:
     """A number with four decimals, '-' for None."""
     return "-" if value is None else f"{value:.4f}" if abs(value) < 1000 else f"{value:.4g}"
+
+
+def lines(parts: Mapping[str, str]) -> str:
+    """Lines 'name  text', with the texts in one column."""
+    return "\n".join(f"{name:<10} {text}" for name, text in parts.items())

@@ -9,7 +9,7 @@ from xfresearch.config.run import Config
 from xfresearch.data.labels import trains_on_labels
 from xfresearch.data.pipeline import evaluation_batches, prepare
 from xfresearch.data.tokenizers import tokenizer_for
-from xfresearch.evaluation import summary
+from xfresearch.evaluation.losses import summary
 
 ROWS = 256  # sequences that are counted at a time
 COUNTED = 16384  # sequences of each training corpus

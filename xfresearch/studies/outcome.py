@@ -9,7 +9,7 @@ from xfresearch.comparing.pairing import pair_ratios, ratio
 from xfresearch.config.fields import leaves
 from xfresearch.config.run import Config
 from xfresearch.runtime.errors import UserError
-from xfresearch.statistics import mean_interval
+from xfresearch.runtime.summaries import mean_interval
 from xfresearch.studies import statistics
 from xfresearch.studies.cells import Cell, Trial, cells, seeded, tried
 from xfresearch.studies.design import OF_A_RUN, Study, described

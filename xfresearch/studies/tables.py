@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from xfresearch.statistics import mean_interval
+from xfresearch.runtime.summaries import mean_interval
 
 UNITS = {"bits_per_byte": "bits per byte", "loss": "nats per token", "accuracy": "share of errors"}
 DIFFERENCE = ("difference", "95 % interval", "p of no difference", "p of equivalence", "verdict")

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from xfresearch.language_model import LanguageModel
+from xfresearch.loading.language_model import LanguageModel
 from xfresearch.models.words import model_in_words
 from xfresearch.runtime.errors import UserError
 from xfresearch.runtime.progress import stage

@@ -23,14 +23,13 @@ import jax
 import numpy as np
 from etils import epath
 
-from xfresearch import outline
 from xfresearch.checkpoints import manifest, store
 from xfresearch.checkpoints.newest import newest_good
 from xfresearch.checkpoints.validity import is_finite, rejection
 from xfresearch.config.run import Config
 from xfresearch.data.cache import enable_compilation_cache
 from xfresearch.data.pipeline import Batches, evaluation_batches, prepare
-from xfresearch.evaluation import summary, sums_of_batches
+from xfresearch.evaluation.losses import summary, sums_of_batches
 from xfresearch.runtime import distributed
 from xfresearch.runtime.errors import Diverged, UserError, require
 from xfresearch.runtime.files import move_damaged
@@ -39,7 +38,7 @@ from xfresearch.sharding.first_execution import alone_at_first
 from xfresearch.sharding.mesh import make_mesh
 from xfresearch.sharding.partition import batch_sharding
 from xfresearch.sharding.placing import local_rows, place, replicated, round_up
-from xfresearch.training import start
+from xfresearch.training import outline, start
 from xfresearch.training.feed import Feed
 from xfresearch.training.fork import say_changes
 from xfresearch.training.health import Health

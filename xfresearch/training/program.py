@@ -19,7 +19,7 @@ import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from xfresearch.config.run import Config
-from xfresearch.evaluation import make_evaluator
+from xfresearch.evaluation.losses import make_evaluator
 from xfresearch.models import transformer
 from xfresearch.runtime.trees import join
 from xfresearch.sharding.partition import batch_sharding, state_shardings

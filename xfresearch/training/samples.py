@@ -2,7 +2,7 @@
 
 from xfresearch.config.run import Config
 from xfresearch.data.corpora import documents
-from xfresearch.language_model import LanguageModel
+from xfresearch.loading.language_model import LanguageModel
 from xfresearch.models.sampling import DEFAULT
 from xfresearch.runtime.progress import stage
 

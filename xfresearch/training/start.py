@@ -13,7 +13,6 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from xfresearch import loading
 from xfresearch.checkpoints import manifest, store
 from xfresearch.checkpoints.digests import digests
 from xfresearch.config import files
@@ -23,9 +22,10 @@ from xfresearch.config.run import Config
 from xfresearch.data.cache import digest
 from xfresearch.data.labels import trains_on_labels
 from xfresearch.data.tokenizers import load_tokenizer, tokenizer_for
-from xfresearch.language_model import abstract_params
+from xfresearch.loading import loading
 from xfresearch.models import transformer
 from xfresearch.models.model_config import ModelConfig
+from xfresearch.models.transformer import abstract_params
 from xfresearch.runtime import distributed
 from xfresearch.runtime.errors import require
 from xfresearch.runtime.trees import by_path, join, path_name, split

@@ -8,7 +8,6 @@ from typing import NamedTuple
 import jax
 from etils import epath
 
-from xfresearch import edits
 from xfresearch.checkpoints import store
 from xfresearch.checkpoints.newest import newest_good
 from xfresearch.checkpoints.validity import Unusable
@@ -17,8 +16,10 @@ from xfresearch.config.run import Config
 from xfresearch.data.tokenizers import has_tokenizer, load_tokenizer
 from xfresearch.interop import folder, importing, llama2c
 from xfresearch.interop.source import load as load_source
-from xfresearch.language_model import LanguageModel, abstract_params, with_dtype
-from xfresearch.models.model_config import ModelConfig
+from xfresearch.loading import edits
+from xfresearch.loading.language_model import LanguageModel
+from xfresearch.models.model_config import ModelConfig, with_dtype
+from xfresearch.models.transformer import abstract_params
 from xfresearch.runtime import distributed
 from xfresearch.runtime.errors import UserError
 from xfresearch.runtime.files import exists, inside, require_no_dangling_link

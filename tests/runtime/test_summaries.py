@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from xfresearch.statistics import mean_interval, mean_of_known, ratio_interval
+from xfresearch.runtime.summaries import mean_interval, mean_of_known, ratio_interval
 
 
 def test_the_interval_is_that_of_scipy():

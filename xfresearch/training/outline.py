@@ -1,4 +1,4 @@
-"""The outline of a run or of a model: a few lines for people, such as `train` prints first.
+"""The outline of a run: the lines for people that `train` prints first.
 
     model      840 k parameters, 1.9 M FLOPs per token; width 128: 4 x pre-norm [RMSNorm, 4 heads of 32, SwiGLU 344]
     data       notes: 12.3 MB, 12.3 M tokens to train on; validation 610 kB, 610 k tokens; tokenizer bytes
@@ -9,17 +9,13 @@
     output     runs/a: config.json, metrics.jsonl, checkpoints/ every 100 updates, report.html at the end
 """
 
-from collections.abc import Mapping
 
-import jax
 
 from xfresearch.config.run import Config
-from xfresearch.models.closed_form import costs
-from xfresearch.models.model_config import ModelConfig
-from xfresearch.models.words import model_in_words
+from xfresearch.models.words import model_line
 from xfresearch.runtime.hardware import kinds_of
 from xfresearch.runtime.progress import amount
-from xfresearch.runtime.tables import count
+from xfresearch.runtime.tables import count, lines
 from xfresearch.training.kernel_choices import layers_choice, loss_rows_choice, padded_vocabulary
 
 OPTIMIZERS = {"adamw": "AdamW", "sgd": "SGD"}
@@ -36,22 +32,6 @@ def of_run(config: Config, workdir, train: list, held_out, mesh, kernels: dict) 
         "output": output_line(config, workdir),
     }
     return lines(parts)
-
-
-def lines(parts: Mapping[str, str]) -> str:
-    """Lines 'name  text', with the texts in one column."""
-    return "\n".join(f"{name:<10} {text}" for name, text in parts.items())
-
-
-def model_line(model: ModelConfig, length: int = 0) -> str:
-    """Parameters, FLOPs for sequences of `length` tokens (0: the model's longest), and the blocks, in words."""
-    if not model.vocab_size or not (length or model.max_length):
-        return model_in_words(model)
-    counted = costs(model, length)
-    active = counted.active_parameters
-    used = f" ({count(active)} active)" if active != counted.parameters else ""
-    flops = f"{count(counted.flops_per_token)} FLOPs per token"
-    return f"{count(counted.parameters)} parameters{used}, {flops}; {model_in_words(model)}"
 
 
 def data_line(config: Config, train: list, held_out) -> str:
@@ -117,9 +97,3 @@ def output_line(config: Config, workdir) -> str:
     return f"{workdir}: config.json, metrics.jsonl{events}, {saves}, report.html at the end"
 
 
-def placed(params: dict) -> str:
-    """The dtype of parameters, and the devices that they are on."""
-    leaves = jax.tree.leaves(params)
-    devices = {device for leaf in leaves if isinstance(leaf, jax.Array) for device in leaf.devices()}
-    dtypes = ", ".join(sorted({str(leaf.dtype) for leaf in leaves}))
-    return f"{dtypes} on {kinds_of(devices) or 'the host'}"

@@ -11,8 +11,8 @@ import xfresearch as xf
 from tests.daily import daily
 from tests.tiny_runs import CONFIGS, tiny_model
 from tests.tolerances import TOLERANCE, relative_error
-from xfresearch import language_model
 from xfresearch.data.pipeline import stream_tokens
+from xfresearch.loading import language_model
 from xfresearch.models.traced import traced
 
 ROOT = Path(__file__).parent.parent

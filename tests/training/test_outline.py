@@ -7,10 +7,11 @@ import jax
 import pytest
 
 from tests.tiny_runs import ROOT, tiny_config
-from xfresearch import outline, train
+from xfresearch import train
 from xfresearch.data.pipeline import Batches, prepare
-from xfresearch.models.words import blocks_in_words
+from xfresearch.models.words import blocks_in_words, model_line
 from xfresearch.sharding.mesh import make_mesh
+from xfresearch.training import outline
 from xfresearch.training.kernel_choices import kernel_choices
 
 GPT2 = f"{ROOT}/configs/gpt2.py:tiny"
@@ -73,7 +74,7 @@ def test_the_lines_have_the_figures_of_the_run(tmp_path):
     batches, held_out = Batches(config), prepare(config, "train")
     data = outline.data_line(config, batches.corpora, held_out)
     assert "notes.txt: 9 kB, 9 k tokens in 140 sequences to train on" in data and "tokenizer bytes" in data
-    model = outline.model_line(config.model, config.sequence_length)
+    model = model_line(config.model, config.sequence_length)
     assert model.startswith("35.7 k parameters, ") and "FLOPs per token; width 32" in model
     mesh = make_mesh(config)
     assert outline.devices_line(config, mesh).startswith(f"{jax.device_count()} x {jax.devices()[0].device_kind}")

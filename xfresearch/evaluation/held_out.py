@@ -33,8 +33,8 @@ def at_least(low: int):
 
 def open_model(path: str, step: int | None = None):
     """The model at `path`, as xf.load reads it, and the mesh of its parameters (None: one device)."""
-    from xfresearch import loading
     from xfresearch.data.cache import enable_compilation_cache
+    from xfresearch.loading import loading
 
     run = loading.run_config(path)
     enable_compilation_cache(run.data)
@@ -60,19 +60,19 @@ def evaluation_mesh(run):
 
 
 def read(lm, workdir, options):
-    """The held-out data that `options` choose for `lm`, which was loaded from `workdir`: evaluation.Labels if the model
-    was trained on labels, otherwise evaluation.Text. Raises UserError if a flag does not fit the model or the data."""
-    from xfresearch import evaluation
+    """The held-out data that `options` choose for `lm`, which was loaded from `workdir`: losses.Labels if the model
+    was trained on labels, otherwise losses.Text. Raises UserError if a flag does not fit the model or the data."""
     from xfresearch.data.labels import trains_on_labels
+    from xfresearch.evaluation import losses
 
     source = (lm, workdir, options.data, options.split, options.sequence_length)
     if not trains_on_labels(lm.run.data):
-        return evaluation.read_text(*source, options.stride, options.limit)
+        return losses.read_text(*source, options.stride, options.limit)
     for name in ("stride", "per_document"):
         if getattr(options, name, None):
             flag = f"--{name.replace('_', '-')}"
             raise UserError(f"{flag} is not allowed with {workdir}, which predicts labels: it applies to text only")
-    return evaluation.read_labels(*source, options.limit)
+    return losses.read_labels(*source, options.limit)
 
 
 def settings(data) -> dict:
@@ -86,23 +86,23 @@ class Scorer:
 
     def __init__(self, lm, data, batch_size: int, mesh=None):
         """`data` is from `read`. `batch_size` is 0 for that of the model's run. `mesh` is that of the parameters."""
-        from xfresearch import evaluation
+        from xfresearch.evaluation import losses
         from xfresearch.sharding import placing
 
-        size = min(evaluation.batch_size(lm.run, batch_size), len(data.rows))
+        size = min(losses.batch_size(lm.run, batch_size), len(data.rows))
         self.batch_size, self.place = placing.batch_placer(mesh, size, data.length)
         self.model = lm.config
         self.data = data
         training = lm.run.training
-        self.make = cache(partial(evaluation.make_scorer, lm.config, training.layers, training.loss_rows, mesh))
+        self.make = cache(partial(losses.make_scorer, lm.config, training.layers, training.loss_rows, mesh))
 
     def __call__(self, params: dict, title: str):
-        """evaluation.Scores of a text, or evaluation.label_sums. `title` is that of the progress bar."""
-        from xfresearch import evaluation
+        """losses.Scores of a text, or losses.label_sums. `title` is that of the progress bar."""
+        from xfresearch.evaluation import losses
         from xfresearch.models.context import Execution
         from xfresearch.models.reach import trained_reach
 
         scorer = self.make(Execution(reach=trained_reach(self.model, params)))
-        score = evaluation.label_sums if isinstance(self.data, evaluation.Labels) else evaluation.score_text
+        score = losses.label_sums if isinstance(self.data, losses.Labels) else losses.score_text
         with progress_bar(desc=title, total=len(self.data.rows), unit="seq", disable=None, leave=False) as bar:
             return score(scorer, params, self.data, self.batch_size, bar.update, self.place)

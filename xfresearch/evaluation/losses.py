@@ -22,7 +22,7 @@ from xfresearch.kernels.cross_entropy import token_nll
 from xfresearch.kernels.defaults import fast_layers
 from xfresearch.models import transformer
 from xfresearch.models.context import AUTO, Context, Execution
-from xfresearch.models.model_config import LIMITS, ModelConfig, longest_sequence
+from xfresearch.models.model_config import ModelConfig, check_length
 from xfresearch.runtime.errors import UserError
 
 SUMS = ("nll", "correct", "tokens")  # and "bytes" for text
@@ -213,14 +213,6 @@ class Text(NamedTuple):
     @property
     def description(self) -> str:
         return f"windows of {self.length} tokens, stride {self.stride}"
-
-
-def check_length(model: ModelConfig, length: int) -> None:
-    """Raises UserError if the model does not support sequences of `length`."""
-    rows = longest_sequence(model)
-    if rows and length > rows:
-        allowed = f"at most {rows}, by {LIMITS}"
-        raise UserError(f"sequence length {length} is not allowed: it must be {allowed}")
 
 
 def batch_size(run: Config, requested: int) -> int:

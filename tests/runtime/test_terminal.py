@@ -10,9 +10,8 @@ import pytest
 
 from tests.data import made_tokenizers as made
 from tests.tiny_runs import ROOT, make_run, tiny_model
-from xfresearch import command
 from xfresearch.pages.html import page
-from xfresearch.runtime import terminal
+from xfresearch.runtime import command, terminal
 from xfresearch.runtime.terminal import Filtered, one_line, visible
 
 HOSTILE = "a\x1b[2J\x07\r\x7f\x9b31m\u202eb\u2066c\u2028"

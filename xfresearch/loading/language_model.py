@@ -15,18 +15,17 @@ import jax.numpy as jnp
 import numpy as np
 from etils import epath
 
-from xfresearch import edits as edited
-from xfresearch import outline
 from xfresearch.checkpoints import store
 from xfresearch.config.reading import to_json
 from xfresearch.config.run import Config
 from xfresearch.data.labels import has_labels
 from xfresearch.data.pipeline import stream_tokens
-from xfresearch.evaluation import check_length
 from xfresearch.interop import chat, exporting
 from xfresearch.interop.source import Source
 from xfresearch.kernels.cross_entropy import token_nll
-from xfresearch.model_inputs import (
+from xfresearch.loading import edits as edited
+from xfresearch.models import decoding, transformer
+from xfresearch.models.inputs import (
     as_tokens,
     each_token,
     encode,
@@ -37,41 +36,17 @@ from xfresearch.model_inputs import (
     shared,
     tap_shapes,
 )
-from xfresearch.models import decoding, transformer
 from xfresearch.models.memory import memory
-from xfresearch.models.model_config import LIMITS, ModelConfig, longest_sequence, resolve_model
+from xfresearch.models.model_config import LIMITS, ModelConfig, check_length, longest_sequence
 from xfresearch.models.sampling import DEFAULT, Sampling
 from xfresearch.models.stack import ends_with
 from xfresearch.models.sublayer import Memory
 from xfresearch.models.taps import Request, captured, request
-from xfresearch.runtime.errors import UserError, require
+from xfresearch.models.words import model_line
+from xfresearch.runtime.errors import UserError
 from xfresearch.runtime.files import new_directory, write_text
-from xfresearch.sharding.partition import param_shardings
-
-DTYPES = ("float32", "bfloat16", "float64")
-
-
-def with_dtype(model: ModelConfig, dtype: str) -> ModelConfig:
-    """`model` with the compute dtype `dtype`; unchanged if `dtype` is empty. float64 is also the dtype of the parameters,
-    and switches JAX to 64 bits."""
-    if not dtype:
-        return model
-    require(dtype in DTYPES, "model.dtype", dtype, f"one of {', '.join(DTYPES)}")
-    if dtype == "float64":
-        jax.config.update("jax_enable_x64", True)
-        model = with_fields(model, param_dtype=dtype)
-    return resolve_model(with_fields(model, dtype=dtype))
-
-
-def abstract_params(model: ModelConfig, mesh=None) -> dict:
-    """Shapes, dtypes and shardings of a model's parameters, on the first device or sharded over a `mesh`."""
-    shapes = transformer.abstract(model)
-    if mesh is None:
-        device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-        shardings = jax.tree.map(lambda _: device, shapes)
-    else:
-        shardings = param_shardings(mesh, shapes, transformer.axes(model))
-    return jax.tree.map(lambda s, to: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=to), shapes, shardings)
+from xfresearch.runtime.hardware import kinds_of
+from xfresearch.runtime.tables import lines
 
 
 class LanguageModel:
@@ -101,15 +76,15 @@ class LanguageModel:
         """A few lines about the model: what it is, and where its parameters come from."""
         trained = f"on {', '.join(self.run.data.corpus)}, {self.step:,} of {self.run.steps:,} updates"
         parts = {
-            "model": outline.model_line(self.config, self.run.sequence_length),
+            "model": model_line(self.config, self.run.sequence_length),
             "tokenizer": self.tokenizer and f"{type(self.tokenizer).__name__} of {self.tokenizer.vocab_size:,} ids",
             "trained": trained if self.step else "not here",
             "source": f"a Hugging Face folder of {self.source.dtype} tensors" if self.source else "xfresearch",
-            "params": outline.placed(self.params),
+            "params": _placed(self.params),
         }
         if self.edits:
             parts["edits"] = ", ".join(edit.record["method"] for edit in self.edits)
-        return f"LanguageModel\n{outline.lines(parts)}"
+        return f"LanguageModel\n{lines(parts)}"
 
     def with_params(self, params: dict, edits: tuple[edited.Applied, ...] | None = None) -> "LanguageModel":
         """The same model with other parameters, and with other `edits` if they are given."""
@@ -331,3 +306,11 @@ def _loss(config: ModelConfig, params: dict, tokens_BL, *inputs):
 def _capture(config: ModelConfig, names: frozenset[str], params: dict, tokens_BL, taps: Request, *inputs) -> dict:
     taps = with_fields(taps, record=request(config, names).record)
     return captured(config, forward(config, params, tokens_BL, taps, *inputs)[1].captures, names)
+
+
+def _placed(params: dict) -> str:
+    """The dtype of parameters, and the devices that they are on."""
+    leaves = jax.tree.leaves(params)
+    devices = {device for leaf in leaves if isinstance(leaf, jax.Array) for device in leaf.devices()}
+    dtypes = ", ".join(sorted({str(leaf.dtype) for leaf in leaves}))
+    return f"{dtypes} on {kinds_of(devices) or 'the host'}"

@@ -76,7 +76,7 @@ def test_a_machine_with_an_accelerator_is_left_alone(tmp_path, monkeypatch):
 
 @glibc
 def test_commands_reuse_memory(monkeypatch):
-    from xfresearch import command
+    from xfresearch.runtime import command
 
     called = []
     monkeypatch.setattr(command.memory, "reuse", lambda: called.append(1))
