@@ -138,5 +138,24 @@ require_distributed() {
     fail "xfresearch.$module is not allowed here: it runs as one process, on one host (on Slurm with --gpus-per-node 1); commands for many are $distributed"
 }
 
+# require_variables: fails unless the names in --env are those of variables that are set in this shell.
+require_variables() {
+  local variable variables
+  require env '([A-Za-z_][A-Za-z0-9_]*(,[A-Za-z_][A-Za-z0-9_]*)*)?' "names of variables such as HF_TOKEN,WANDB_API_KEY"
+  IFS=, read -ra variables <<<"${option[env]}"
+  for variable in "${variables[@]}"; do
+    [[ -v $variable || ${option[dry-run]} == yes ]] ||
+      fail "--env=${option[env]}: the variable $variable is not set in this shell"
+  done
+}
+
+# write_variables FILE: writes the variables of --env as a shell assignment each, for the user alone; nothing with --dry-run.
+write_variables() {
+  local variable variables
+  [[ -n ${option[env]} && ${option[dry-run]} == no ]] || return 0
+  IFS=, read -ra variables <<<"${option[env]}"
+  (umask 077 && for variable in "${variables[@]}"; do printf '%s=%q\n' "$variable" "${!variable}"; done >"$1")
+}
+
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1 # paths in a job are relative to the checkout
 [[ -n ${VIRTUAL_ENV:-} || ! -x .venv/bin/python ]] || PATH=$PWD/.venv/bin:$PATH

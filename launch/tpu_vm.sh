@@ -1,46 +1,59 @@
 #!/usr/bin/env bash
-# launch/tpu_vm.sh --name NAME --zone ZONE --accelerator TYPE (--spot | --guaranteed) [options] -- COMMAND...
+# launch/tpu_vm.sh --name NAME --zone ZONE,... --accelerator TYPE (--spot | --guaranteed | --reserved) [options] -- COMMAND...
 #
 # Creates Cloud TPU VMs as one queued resource, copies this checkout to every host, runs COMMAND on all hosts of all
 # slices, and deletes the machines at the end. If machines are preempted, the script requests new ones, and the same
 # COMMAND resumes from its newest checkpoint.
 #
 #   --name NAME          name of the queued resource: lowercase letters, digits and dashes
-#   --zone ZONE          e.g. europe-west4-b
+#   --zone ZONE,...      e.g. europe-west4-b; several are tried in this order
+#   --zone-wait SECONDS  time to wait for machines in one of several zones (default: 3600)
 #   --project PROJECT    (default: from `gcloud config`)
 #   --accelerator TYPE   v4-8, v5litepod-16, v5p-128, v6e-256, ... (tpu7x: launch/gke.sh)
 #   --slices N           number of slices (default: 1)
 #   --spot               cheap machines that can be preempted at any time
 #   --guaranteed         machines that cannot be preempted
+#   --reserved           machines of the project's reservation
 #   --runtime VERSION    software version of the machines (default: the one for TYPE)
 #   --service-account A  service account of the machines (default: the project's)
 #   --network NETWORK    (default: default)
-#   --retries N          how often to retry after lost machines or failed runs (default: 10)
+#   --subnetwork NAME    (default: the network's, in the region of the zone)
+#   --internal-ip        machines without external addresses; this machine must be in the same network
+#   --iap                the same, but ssh goes through Google's Identity-Aware Proxy, from anywhere
+#   --env NAME,...       variables of this shell that COMMAND gets, e.g. HF_TOKEN; they are sent in a file
+#   --retries N          how often to retry a failed run or request until the run has saved again (default: 10)
+#   --preemptions N      how often to replace preempted machines until the run has saved again (default: 100)
 #   --poll SECONDS       time between two checks of the queued resource (default: 30)
 #   --attach             continue with an existing queued resource NAME
 #   --keep               do not delete the machines at the end; they cost money until you delete them
 #   --dry-run            print the commands of a run without failures, one per line, and do not run them
 #
 # Exit code: 0 finished, 1 given up, 2 a mistake in the arguments or in COMMAND, 3 the loss is not finite. Ctrl-C deletes
-# the machines. If gcloud itself fails, they are not deleted, because the run may be healthy.
+# the machines. A closed terminal does not: the run goes on, and --attach reconnects to it. If gcloud itself fails, the
+# machines are not deleted either, because the run may be healthy.
 set -euo pipefail
 # shellcheck source=launch/common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
-declare -A option=([name]='' [zone]='' [project]='' [accelerator]='' [slices]=1 [spot]=no [guaranteed]=no [runtime]=''
-  [service-account]='' [network]=default [retries]=10 [poll]=30 [attach]=no [keep]=no [dry-run]=no)
+declare -A option=([name]='' [zone]='' [zone-wait]=3600 [project]='' [accelerator]='' [slices]=1 [spot]=no [guaranteed]=no
+  [reserved]=no [runtime]='' [service-account]='' [network]=default [subnetwork]='' [internal-ip]=no [iap]=no [env]=''
+  [retries]=10 [preemptions]=100 [poll]=30 [attach]=no [keep]=no [dry-run]=no)
 parse "$@"
 ((${#arguments[@]} == 0)) || fail "${arguments[0]}: unexpected argument; write the command after --"
 require name '[a-z][-a-z0-9]{0,38}[a-z0-9]' "lowercase letters, digits and dashes, 2 to 40 characters"
-require zone '[a-z]+-[a-z]+[0-9]+-[a-z]' "a zone such as europe-west4-b"
+a_zone='[a-z]+-[a-z]+[0-9]+-[a-z]'
+require zone "$a_zone(,$a_zone)*" "a zone such as europe-west4-b, or several with commas"
 require slices '[1-9][0-9]*' "a number of slices, 1 or more"
-require retries "$number" "a number, 0 or more"
-require poll "$number" "a number of seconds"
+for name in retries preemptions; do require "$name" "$number" "a number, 0 or more"; done
+for name in poll zone-wait; do require "$name" "$number" "a number of seconds"; done
 [[ ${option[accelerator]} != tpu7x* ]] ||
-  fail "--accelerator='${option[accelerator]}' is not allowed: tpu7x is available only on GKE (launch/gke.sh)"
+  fail "--accelerator='${option[accelerator]}' is not allowed: the Cloud TPU API has no tpu7x; GKE has it (launch/gke.sh)"
 require accelerator '(v4|v5p|v5litepod|v6e)-[1-9][0-9]*' \
   "v4-N or v5p-N (N cores, 2 per chip), v5litepod-N or v6e-N (N chips)"
-[[ ${option[spot]} != "${option[guaranteed]}" ]] || fail "--spot and --guaranteed: give exactly one of the two"
+kinds=$(for kind in spot guaranteed reserved; do [[ ${option[$kind]} == no ]] || printf ' --%s' "$kind"; done)
+[[ $kinds =~ ^\ [^\ ]+$ ]] || fail "--spot, --guaranteed and --reserved: give exactly one of the three"
+[[ ${option[internal-ip]}${option[iap]} != yesyes ]] || fail "--internal-ip and --iap: give at most one of the two"
+require_variables
 check_job
 require_program gcloud
 
@@ -54,16 +67,44 @@ elif [[ ${option[keep]} == no ]]; then
   require_bucket "the disk is deleted with the machine (--keep keeps both)"
 fi
 
-location=(--zone "${option[zone]}")
-[[ -z ${option[project]} ]] || location+=(--project "${option[project]}")
 tpus=(gcloud compute tpus queued-resources)
-# All hosts in one batch: in smaller batches, the first would wait for the second.
-everywhere=(--worker=all --node=all --batch-size=all "${location[@]}")
-archive=${TMPDIR:-/tmp}/xfresearch-${option[name]}.tar.gz
-failures=0 assumed=''
+folder=$(mktemp -d "${TMPDIR:-/tmp}/xfresearch-XXXXXX")
+IFS=, read -ra zones <<<"${option[zone]}"
+declare -A counts=([retries]=0 [preemptions]=0)
+exists=no    # whether machines may exist: no, maybe or yes
+tried=0      # zones that were tried since machines were last active
+unreachable=0 saved='' assumed='' state='' reason='' said=''
 attempts=1 # no retry of the first query: nothing is lost yet, and the cause is probably a mistake of the user
+final='[Qq]uota|QUOTA|[Pp]ermission|PERMISSION|INVALID_ARGUMENT|[Ii]nvalid|NOT_FOUND|[Nn]ot found|not exist|not supported'
 
-log() { printf '[launch] %s\n' "$*" >&2; }
+log() { printf '[launch] %s\n' "$*" >&2 || true; }
+
+# use_zone I: all commands go to the I-th zone from now on.
+use_zone() {
+  place=$1 zone=${zones[$1]} location=(--zone "${zones[$1]}")
+  [[ -z ${option[project]} ]] || location+=(--project "${option[project]}")
+  deletion=("${tpus[@]}" delete "${option[name]}" "${location[@]}" --force --quiet)
+  # All hosts in one batch: in smaller batches, the first would wait for the second. A host that has vanished is noticed
+  # after a minute.
+  everywhere=(--worker=all --node=all --batch-size=all "${location[@]}")
+  [[ ${option[internal-ip]} == no ]] || everywhere+=(--internal-ip)
+  [[ ${option[iap]} == no ]] || everywhere+=(--tunnel-through-iap)
+}
+alive=(-oServerAliveInterval=15 -oServerAliveCountMax=4 -oConnectTimeout=30)
+
+# cost: what still costs money, as the end of a message.
+cost() {
+  local costs
+  case $exists in
+    no) printf 'nothing is left that costs money' && return ;;
+    maybe) costs='may exist and cost money' ;;
+    yes) costs='costs money' ;;
+  esac
+  printf '%s in %s %s: %s deletes it' "${option[name]}" "$zone" "$costs" "$(quoted "${deletion[@]}")"
+}
+
+# one_line: standard input in one line, from gcloud's last error on.
+one_line() { tr -s '\n ' ' ' | sed 's/.*ERROR: //; s/^([a-z.-]*) //; s/[. ]*$//' | cut -c -300; }
 
 # query COMMAND...: runs COMMAND, up to `attempts` times, and puts its output into `output`. With --dry-run, `output` is
 # `assumed`.
@@ -71,105 +112,222 @@ query() {
   local i
   if [[ ${option[dry-run]} == yes ]]; then
     run "$@" && output=$assumed
-    return
+    return 0
   fi
   for ((i = 1; i <= attempts; i++)); do
-    output=$("$@") && return
+    output=$("$@" 2>"$folder/errors") && return
     ((i == attempts)) || sleep "${option[poll]}"
   done
-  ((attempts == 1)) || trap - EXIT # the machines may be healthy: they are not deleted
-  give_up "gcloud failed${kept:-}"
+  log "gcloud failed$( ((attempts == 1)) || echo " $attempts times") in $zone: $(one_line <"$folder/errors"): giving up"
+  [[ $exists == no ]] || log "no machines are deleted: the same command with --attach continues"
+  leave 1
 }
 
-# Puts the state of the queued resource into `state`; empty if it does not exist, PREEMPTED if one of its nodes is gone.
-# The queued resource itself may report that later than its nodes.
+# Puts the state of the queued resource into `state`, and the reason of a failure into `reason`. `state` is empty if it does
+# not exist, PREEMPTED if one of its nodes is gone, which the queued resource itself may report later, and the state of a
+# node that is being repaired.
 read_state() {
-  query "${tpus[@]}" list "${location[@]}" "--filter=name~/${option[name]}$" "--format=value(state.state)"
-  state=$output
+  query "${tpus[@]}" list "${location[@]}" "--filter=name~/${option[name]}$" \
+    "--format=value(state.state,state.failedData.error.message)"
+  IFS=$'\t' read -r state reason <<<"$output" || true
   [[ $state == ACTIVE ]] || return 0
-  query gcloud compute tpus tpu-vm list "${location[@]}" "--filter=name~/${option[name]}(-[0-9]+)?$" "--format=value(state)"
-  [[ ! $output =~ PREEMPTED|TERMINATED ]] || state=PREEMPTED
+  query gcloud compute tpus tpu-vm list "${location[@]}" "--filter=queuedResource~/${option[name]}$" \
+    "--format=value(state,health)"
+  if [[ $output =~ PREEMPTED|TERMINATED ]]; then
+    state=PREEMPTED
+  elif [[ $output =~ REPAIRING|RESTARTING|REIMAGING|STARTING|STOPPING|UNHEALTHY_MAINTENANCE ]]; then
+    state=${BASH_REMATCH[0]}
+  fi
 }
 
+# Requests machines in `zone`. If the request is refused, `said` has gcloud's reason.
 create() {
-  local kind=--spot nodes=(--node-count "${option[slices]}" --node-prefix "${option[name]}")
-  [[ ${option[spot]} == yes ]] || kind=--guaranteed
+  local nodes=(--node-count "${option[slices]}" --node-prefix "${option[name]}") network=(--network "${option[network]}")
   ((option[slices] > 1)) || nodes=(--node-id "${option[name]}")
-  local account=()
-  [[ -z ${option[service-account]} ]] || account=(--service-account "${option[service-account]}")
-  run "${tpus[@]}" create "${option[name]}" "${location[@]}" --accelerator-type "${option[accelerator]}" \
-    --runtime-version "${option[runtime]:-${runtimes[$generation]}}" "${nodes[@]}" "$kind" --network "${option[network]}" \
-    --scopes=https://www.googleapis.com/auth/cloud-platform "${account[@]}"
-  assumed=ACTIVE
+  [[ -z ${option[subnetwork]} ]] || network+=(--subnetwork "${option[subnetwork]}")
+  [[ ${option[internal-ip]}${option[iap]} == nono ]] || network+=(--internal-ips)
+  [[ -z ${option[service-account]} ]] || network+=(--service-account "${option[service-account]}")
+  local command=("${tpus[@]}" create "${option[name]}" "${location[@]}" --accelerator-type "${option[accelerator]}"
+    --runtime-version "${option[runtime]:-${runtimes[$generation]}}" "${nodes[@]}" "${kinds# }" "${network[@]}"
+    --scopes=https://www.googleapis.com/auth/cloud-platform)
+  exists=maybe
+  if announced "${command[@]}"; then
+    assumed=ACTIVE
+  elif said=$("${command[@]}" 2>&1); then
+    exists=yes
+  else
+    said=$(one_line <<<"$said")
+    read_state
+    [[ -n $state ]] || exists=no
+    return 1
+  fi
 }
 
-delete() { run "${tpus[@]}" delete "${option[name]}" "${location[@]}" --force --quiet; }
+# Requests machines in the zones, in turn.
+request() {
+  until create; do
+    delete
+    another_zone "$zone refused the request: $said"
+  done
+}
+
+# another_zone REASON: goes to the next zone. If all were tried, that counts as a retry.
+another_zone() {
+  local next=$(((place + 1) % ${#zones[@]}))
+  if ((++tried < ${#zones[@]})); then
+    log "$1; trying ${zones[next]}"
+  elif [[ $1 =~ $final && ${#zones[@]} -eq 1 ]]; then
+    give_up "$1"
+  else
+    tried=0
+    count retries "$1"
+  fi
+  use_zone "$next"
+}
+
+# Deletes what was requested. Ends the script if that fails.
+delete() {
+  local i
+  [[ $exists != no ]] || return 0
+  for ((i = 1; i <= attempts; i++)); do
+    ! run "${deletion[@]}" || { exists=no && return 0; } # a plain `return` in a trap gives the status before it
+    ((i == attempts)) || sleep "${option[poll]}"
+  done
+  log "the machines could not be deleted, after $attempts tries"
+  leave 1
+}
+
+# leave CODE: ends the script without deleting anything.
+leave() {
+  trap - EXIT
+  rm -rf "$folder"
+  log "$(cost)"
+  exit "$1"
+}
 
 give_up() {
   log "$1: giving up"
   exit 1
 }
 
-# count_failure REASON: counts one failure, and gives up after too many.
-count_failure() {
-  ((failures++ < option[retries])) || give_up "$1, all --retries=${option[retries]} used"
-  log "$1: retry $failures of ${option[retries]}"
+# The end, whatever its reason: deletes the machines, and says what still costs money.
+at_exit() {
+  local code=$?
+  trap '' HUP INT TERM
+  [[ ${option[keep]} == yes ]] || delete
+  rm -rf "$folder"
+  [[ ${option[dry-run]} == yes ]] || log "$(cost)"
+  exit "$code"
+}
+
+# Whether the run has saved another checkpoint since the last call.
+progressed() {
+  local before=$saved workdir
+  workdir=$(job_flag --workdir)
+  [[ $workdir == gs://?* ]] || return 1
+  saved=$(gcloud storage ls "${workdir%/}/checkpoints/" 2>/dev/null) || saved=''
+  [[ -n $saved && $saved != "$before" ]]
+}
+
+# count KIND REASON: counts one of the retries or preemptions since the run has saved, and gives up after too many.
+count() {
+  ! progressed || counts=([retries]=0 [preemptions]=0)
+  ((counts[$1]++ < option[$1])) || give_up "$2, all --$1=${option[$1]} used"
+  log "$2 (${counts[$1]} of --$1=${option[$1]})"
   sleep "${option[poll]}"
 }
 
 # Waits until the machines are active. Requests new ones if they were preempted.
 wait_until_active() {
-  local logged=''
+  local logged='' since=$SECONDS
   while read_state && [[ $state != ACTIVE ]]; do
     case $state in
-      SUSPENDED | FAILED | PREEMPTED) count_failure "the queued resource is $state" && delete && create ;;
-      '') give_up "the queued resource ${option[name]} is gone: somebody deleted it" ;;
-      *) [[ $state == "$logged" ]] || log "${option[name]} is $state" ;;
+      SUSPENDED | PREEMPTED) count preemptions "the machines are $state" && delete && request && since=$SECONDS ;;
+      FAILED)
+        reason="the request failed in $zone: ${reason:-no reason is given}"
+        delete && another_zone "$reason" && request && since=$SECONDS
+        ;;
+      '') exists=no && give_up "the queued resource ${option[name]} is gone: somebody deleted it" ;;
+      *)
+        [[ $state == "$logged" ]] || log "${option[name]} is $state"
+        if ((${#zones[@]} > 1 && SECONDS - since >= option[zone-wait])) && [[ $state =~ ^(WAITING|ACCEPTED|CREATING) ]]; then
+          delete && another_zone "no machines in $zone after ${option[zone-wait]} s" && request && since=$SECONDS
+        fi
+        ;;
     esac
     logged=$state
     sleep "${option[poll]}"
   done
+  tried=0
 }
 
 # The Python of the machines may be too old, so uv installs another one.
+requirements='-r requirements.txt -r requirements-cloud.txt'
+[[ -z $(job_flag --tasks) ]] || requirements+=' -r requirements-eval.txt'
 # shellcheck disable=SC2016 # expanded on the machines
 prepare='mkdir -p xfresearch && tar -xzf xfresearch.tar.gz -C xfresearch && cd xfresearch &&
   export PATH=$HOME/.local/bin:$PATH PIP_BREAK_SYSTEM_PACKAGES=1 && python3 -m pip install --quiet --user uv &&
   { [ -x .venv/bin/python ] || uv venv --quiet --python 3.12 .venv; } &&
-  uv pip install --quiet --python .venv/bin/python -r requirements.txt -r requirements-cloud.txt -c requirements.lock "jax[tpu]"'
+  uv pip install --quiet --python .venv/bin/python '$requirements' -c requirements.lock "jax[tpu]"'
 prepare=$(tr -s '\n ' ' ' <<<"$prepare")
+files=("$folder/xfresearch.tar.gz") sourced=''
+if [[ -n ${option[env]} ]]; then
+  files+=("$folder/xfresearch.env") sourced='set -a && . ~/xfresearch.env && set +a && '
+  prepare="chmod 600 xfresearch.env && $prepare"
+fi
 
 set_up_hosts() {
-  run "${tpus[@]}" scp "$archive" "${option[name]}:xfresearch.tar.gz" "${everywhere[@]}" &&
-    run "${tpus[@]}" ssh "${option[name]}" "${everywhere[@]}" --command "${prepare% }"
+  run "${tpus[@]}" scp "${files[@]}" "${option[name]}:" "${everywhere[@]}" "${alive[@]/#/--scp-flag=}" &&
+    run "${tpus[@]}" ssh "${option[name]}" "${everywhere[@]}" "${alive[@]/#/--ssh-flag=}" --command "${prepare% }"
 }
 
 # JAX_PLATFORMS: on a host without its TPU the command fails; it does not run on the CPU.
 run_job() {
-  run "${tpus[@]}" ssh "${option[name]}" "${everywhere[@]}" --command \
-    "cd xfresearch && PATH=\$PWD/.venv/bin:\$PATH bash launch/detached.sh /tmp/xfresearch-job $(quoted env JAX_PLATFORMS=tpu,cpu "${job[@]}")"
+  run "${tpus[@]}" ssh "${option[name]}" "${everywhere[@]}" "${alive[@]/#/--ssh-flag=}" --command \
+    "cd xfresearch && ${sourced}PATH=\$PWD/.venv/bin:\$PATH bash launch/detached.sh /tmp/xfresearch-job $(quoted env JAX_PLATFORMS=tpu,cpu "${job[@]}")"
 }
 
-[[ ${option[attach]} == no ]] || assumed=ACTIVE
-read_state
-attempts=5 kept=" $attempts times; the machines are not deleted: the same command with --attach continues"
+# Machines of which a host cannot be reached or prepared are replaced, after three tries in a row.
+replace_unreachable() {
+  read_state
+  [[ $state == ACTIVE ]] || return 0
+  count retries "a host could not be reached or prepared"
+  ((++unreachable >= 3)) || return 0
+  log "requesting new machines"
+  unreachable=0
+  delete && request
+}
+
+[[ ${option[attach]} == no ]] || assumed=ACTIVE exists=maybe
+trap 'rm -rf "$folder"' EXIT
+for place in "${!zones[@]}"; do
+  use_zone "$place"
+  read_state
+  [[ -z $state ]] || break
+done
 if [[ -n $state && ${option[attach]} == no ]]; then
-  fail "--name=${option[name]}: this queued resource already exists ($state): --attach continues with it," \
-    "$(quoted "${tpus[@]}" delete "${option[name]}" "${location[@]}" --force) deletes it"
+  fail "--name=${option[name]}: this queued resource already exists in $zone ($state): --attach continues with it," \
+    "$(quoted "${deletion[@]}") deletes it"
 fi
-run bash launch/pack.sh "$archive" # only once, so that a retry runs the same code
-[[ ${option[keep]} == yes ]] || trap delete EXIT # from here on machines may exist, whatever happens
+attempts=5
+run bash launch/pack.sh "${files[0]}" # only once, so that a retry runs the same code
+write_variables "$folder/xfresearch.env"
+if [[ -n $state ]]; then exists=yes; else exists=no; fi
+trap at_exit EXIT # from here on machines may exist, whatever happens
 trap 'exit 130' INT
 trap 'exit 143' TERM
-[[ -n $state ]] || create
+trap 'log "the terminal is closed: the run goes on, and the same command with --attach reconnects to it" && leave 129' HUP
+[[ -n $state ]] || { use_zone 0 && request; }
 while :; do
   wait_until_active
-  code=0
-  set_up_hosts || code=1
-  ((code)) || run_job || code=$?
+  set_up_hosts || { replace_unreachable && continue; }
+  unreachable=0 code=0
+  run_job || code=$?
   ((code != 2 && code != 3)) || exit "$code" # a mistake in the command, or a loss that is not finite: no retry helps
-  ((code != 4)) || { trap - EXIT && fail "another command was started on these machines: they are not deleted"; }
+  ((code != 4)) || { log "another command was started on these machines: they are not deleted" && leave 2; }
   read_state
   ((code)) || [[ $state != ACTIVE ]] || break
-  count_failure "the run ended with $code, the queued resource is ${state:-gone}"
+  # Machines that were lost, or are being repaired, are no fault of the run.
+  [[ $state != ACTIVE ]] || count retries "the run ended with $code"
 done
+[[ ${option[dry-run]} == yes ]] || log "the run has finished"

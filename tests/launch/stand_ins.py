@@ -1,60 +1,62 @@
-"""Stand-ins for gcloud, xpk, kubectl, docker, sbatch, srun and scontrol, which record how they were called.
+"""Stand-ins for gcloud, xpk, kubectl, docker, sbatch, srun and scontrol (stand_in.sh), which record how they were called.
 
-Each fails on a flag that the real program does not have (FLAGS), and appends its arguments to a file. It answers as the
-test specified, otherwise like a cloud without failures.
+A test fails if a script uses a flag that the real program does not have (FLAGS).
 """
 
-import json
 import os
 import re
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent.parent
-PROGRAMS = ("gcloud", "xpk", "kubectl", "docker", "sbatch", "srun", "scontrol", "ssh-add")
+PROGRAMS = ("gcloud", "xpk", "kubectl", "docker", "sbatch", "srun", "scontrol", "ssh-add", "tar")
 
 TPUS = "gcloud compute tpus queued-resources"
 PLACE = "--zone --project"
-NODES = "--nodes --ntasks-per-node --gpus-per-node --cpus-per-task"
-# Flags that the programs accept, from their references: gcloud 528 (create.yaml, ssh.py, scp.py, delete.yaml,
-# list.yaml), xpk of June 2026 (parser/cluster.py, parser/workload.py), Slurm's manuals of sbatch and srun, Docker's.
+HOSTS = f"{PLACE} --worker --node --batch-size --internal-ip --tunnel-through-iap"
+NODES = "--nodes --ntasks-per-node --gpus-per-node --cpus-per-task --mem"
+# Flags that the programs accept, from their references: gcloud 528 (Google Cloud SDK, "gcloud compute tpus
+# queued-resources create", ssh and scp, 2025-05 to 2025-09), xpk 1.16.0 (parser/cluster.py, parser/workload.py), Slurm's
+# manuals of sbatch and srun, Docker's.
 FLAGS = {
     f"{TPUS} create": f"{PLACE} --accelerator-type --runtime-version --node-id --node-count --node-prefix --spot "
-    "--guaranteed --network --scopes --service-account",
+    "--guaranteed --reserved --network --subnetwork --internal-ips --scopes --service-account",
     f"{TPUS} list": f"{PLACE} --filter --format",
     "gcloud compute tpus tpu-vm list": f"{PLACE} --filter --format",
-    f"{TPUS} scp": f"{PLACE} --worker --node --batch-size",
-    f"{TPUS} ssh": f"{PLACE} --worker --node --batch-size --command",
+    f"{TPUS} scp": f"{HOSTS} --scp-flag",
+    f"{TPUS} ssh": f"{HOSTS} --ssh-flag --command",
     f"{TPUS} delete": f"{PLACE} --force --quiet",
-    "xpk cluster create": f"{PLACE} --cluster --tpu-type --num-slices --spot --on-demand --flex --reservation",
+    "gcloud storage ls": "",
+    "xpk cluster create": f"{PLACE} --cluster --tpu-type --device-type --num-slices --num-nodes --spot --on-demand --flex "
+    "--reservation",
     "xpk cluster delete": f"{PLACE} --cluster",
-    "xpk workload create": f"{PLACE} --cluster --workload --tpu-type --num-slices --docker-image --env --command "
-    "--max-restarts --termination-grace-period-seconds",
-    "xpk workload list": f"{PLACE} --cluster --wait-for-job-completion",
-    "sbatch": f"{NODES} --job-name --output --time --partition --account --array --signal --requeue "
-    "--open-mode --chdir",
-    "srun": f"{NODES} --ntasks --kill-on-bad-exit --wait --label",
+    "xpk workload create": f"{PLACE} --cluster --workload --tpu-type --device-type --num-slices --num-nodes --docker-image "
+    "--env --env-file --command --max-restarts --termination-grace-period-seconds --restart-on-exit-codes",
+    "xpk workload list": f"{PLACE} --cluster --wait-for-job-completion --filter-by-job",
+    "xpk workload delete": f"{PLACE} --cluster --workload --force",
+    "kubectl apply": "-f",
+    "kubectl get": "--ignore-not-found -o",
+    "kubectl delete": "-f",
+    "kubectl logs": "-f -l --prefix",
+    "sbatch": f"{NODES} --job-name --output --time --partition --account --array --qos --signal "
+    "--requeue --open-mode --chdir",
+    "srun": f"{NODES} --ntasks --kill-on-bad-exit --wait --label --container-image --container-mounts --container-workdir",
     "scontrol requeue": "",
     "docker build": "--platform --build-arg --tag --file",
     "docker push": "",
-    "docker run": "--rm --init --gpus --ipc --volume --env",
+    "docker run": "--rm --init --gpus --ipc --volume --env --user",
 }
 JOB_STARTS_WITH = {"sbatch": "launch/slurm.sbatch", "srun": "env", "docker run": "python"}
 
 
 def install(folder: Path) -> None:
-    """Writes the programs to `folder`/bin."""
+    """Makes the programs, in `folder`/bin."""
     programs = folder / "bin"
     programs.mkdir(parents=True)
     for name in PROGRAMS:
-        path = programs / name
-        path.write_text(
-            f"#!{sys.executable} -IS\nimport runpy\nrunpy.run_path({__file__!r}, {{'NAME': {name!r}}}, 'stand_in')\n"
-        )
-        path.chmod(0o755)
+        (programs / name).symlink_to(Path(__file__).with_name("stand_in.sh"))
 
 
 def environment(folder: Path) -> dict[str, str]:
@@ -80,40 +82,15 @@ def unknown_flags(words: list[str]) -> list[str]:
     return [flag for flag in flags if flag not in FLAGS[name].split()]
 
 
-def answer(words: list[str], folder: Path) -> tuple[str, int, float]:
-    """(output, exit code, seconds): the next answer that the test specified, otherwise one without failures."""
-    rules = folder / "answers"
-    if rules.exists():
-        table = json.loads(rules.read_text())
-        for pattern, queue in table:
-            if queue and re.search(pattern, " ".join(words)):
-                out, code, seconds = queue.pop(0)
-                rules.write_text(json.dumps(table))
-                return out, code, seconds
-    before = [program_of(call) for call in calls(folder)]
-    exists = before.count(f"{TPUS} create") > before.count(f"{TPUS} delete")
-    state = {f"{TPUS} list": "ACTIVE" if exists else "", "gcloud compute tpus tpu-vm list": "READY"}
-    return state.get(program_of(words), ""), 0, 0.0
-
-
 def calls(folder: Path) -> list[list[str]]:
+    """The words of every call, in their order. Folders that a script makes for a while have the name FOLDER."""
     path = folder / "calls"
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    text = path.read_text() if path.exists() else ""
+    return [without_folders(call).split("\x1f")[:-1] for call in text.split("\x1e")[:-1]]
 
 
-def main(name: str) -> None:
-    folder = Path(os.environ["STAND_INS"])
-    words = [name, *sys.argv[1:]]
-    out, code, seconds = answer(words, folder)
-    with (folder / "calls").open("a") as file:
-        file.write(json.dumps(words) + "\n")
-    if wrong := unknown_flags(words):
-        sys.exit(f"{program_of(words)} has no {wrong}")
-    if words[:4] == ["gcloud", "storage", "cp", "-r"] and words[4].startswith("gs://"):
-        shutil.copytree("runs/a", Path(words[5]) / Path(words[4]).name)  # runs/a stands for the downloaded run
-    time.sleep(seconds)
-    print(out)
-    sys.exit(code)
+def without_folders(text: str) -> str:
+    return re.sub(r"\S*/xfresearch-[A-Za-z0-9]{6}(?=/)", "FOLDER", text)
 
 
 class Launcher:
@@ -126,15 +103,24 @@ class Launcher:
 
     def answers(self, pattern: str, *queue) -> None:
         """Sets the answers to the next calls that match `pattern`: each is output, or (output, exit code[, seconds])."""
-        path = self.folder / "answers"
-        table = json.loads(path.read_text()) if path.exists() else []
-        full = [(entry, 0, 0.0) if isinstance(entry, str) else (*entry, 0.0)[:3] for entry in queue]
-        path.write_text(json.dumps([*table, [pattern, full]]))
+        rules = self.folder / "answers"
+        rule = rules / f"{len(list(rules.glob('*'))):03}"
+        rule.mkdir(parents=True)
+        (rule / "pattern").write_text(pattern + "\n")
+        for number, entry in enumerate(queue):
+            text, code, seconds = (entry, 0, 0) if isinstance(entry, str) else (*entry, 0)[:3]
+            (rule / f"{number:03}.answer").write_text(f"{code} {seconds}\n{text}")
 
     def start(self, script: str, *arguments: str, **environment: str) -> subprocess.Popen:
         return subprocess.Popen(
             # Background processes inherit an ignored SIGINT.
-            [shutil.which("env"), "--default-signal=INT", shutil.which("bash"), str(ROOT / "launch" / script), *arguments],
+            [
+                shutil.which("env"),
+                "--default-signal=INT",
+                shutil.which("bash"),
+                str(ROOT / "launch" / script),
+                *arguments,
+            ],
             env={**self.environment, **environment},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -145,7 +131,9 @@ class Launcher:
     def run(self, script: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess:
         process = self.start(script, *arguments, **environment)
         out, err = process.communicate(timeout=60)
-        return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+        for call in self.calls:
+            assert not unknown_flags(call), f"{program_of(call)} has no {unknown_flags(call)}"
+        return subprocess.CompletedProcess(process.args, process.returncode, without_folders(out), without_folders(err))
 
     @property
     def calls(self) -> list[list[str]]:
@@ -156,7 +144,3 @@ class Launcher:
         """The last subcommand of each call: create, list, ssh, ...; `nodes` for `tpu-vm list`."""
         programs = [program_of(call) for call in self.calls]
         return ["nodes" if program.endswith("tpu-vm list") else program.split()[-1] for program in programs]
-
-
-if __name__ == "stand_in":
-    main(NAME)  # noqa: F821 - defined by the program that runs this file

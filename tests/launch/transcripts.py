@@ -1,0 +1,126 @@
+"""python -m tests.launch.transcripts
+
+Writes what the launchers print in certain events into docs/launch.md. The events are played by the stand-ins, so nothing was
+run on a cloud; test_transcripts.py checks that the page has what the scripts print now, and how each event ends.
+"""
+
+import os
+import re
+import shlex
+import signal
+import tempfile
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+from tests.launch.stand_ins import ROOT, TPUS, Launcher, without_folders
+
+PAGE = ROOT / "docs" / "launch.md"
+JOB = "python -m xfresearch.train --config configs/llama.py --workdir gs://my-bucket/llama --config.mesh.fsdp=16"
+TPU_VM = "tpu_vm.sh --name llama --zone {} --accelerator v6e-16 --spot"
+LIST, NODES, SSH, SAVED = f"{TPUS} list", "tpu-vm list", "detached", "storage ls"
+_ERROR = "ERROR: (gcloud.compute.tpus.queued-resources."
+QUOTA = (
+    f"{_ERROR}create) RESOURCE_EXHAUSTED: Quota limit 'TPUV6EPreemptiblePerProjectPerZoneForTPUAPI' has been exceeded."
+)
+NO_ZONE = f"{_ERROR}list) PERMISSION_DENIED: Permission denied on 'locations/europe-west4-z' (or it may not exist)."
+NO_CAPACITY = "FAILED\tThere is no more capacity in the zone"
+
+
+TITLE = """## What the scripts print
+
+`python -m tests.launch.transcripts` plays these events with stand-ins of `gcloud`, `xpk` and Slurm, and a test compares this
+page with what is printed. COMMAND is a training run; commands of the scripts are cut. The time between two looks is 0.
+"""
+
+
+class Event(NamedTuple):
+    """An event: what it is, the command, the answers of the stand-ins, the exit code, and a signal to the script."""
+
+    title: str
+    command: str
+    answers: tuple = ()  # (pattern, answer, ...) of each kind of call
+    code: int = 0
+    closes: bool = False  # the terminal is closed while the job runs
+
+
+def tpu_vm(title: str, zone: str, *answers, code: int = 0, extra: str = "", closes: bool = False) -> Event:
+    return Event(title, f"{TPU_VM.format(zone)}{extra} -- {JOB}", answers, code, closes)
+
+
+EVENTS = (
+    tpu_vm("It finishes", "europe-west4-a", (LIST, "", "WAITING_FOR_RESOURCES", "ACTIVE", "ACTIVE")),
+    tpu_vm("The quota does not suffice", "europe-west4-a", (f"{TPUS} create", (QUOTA, 1)), code=1),
+    tpu_vm("There is no such zone", "europe-west4-z", (LIST, (NO_ZONE, 1)), code=1),
+    tpu_vm(
+        "Zones in turn: one refuses, one has no machines",
+        "europe-west4-a,us-east5-b,us-east1-d",
+        (f"{TPUS} create", (QUOTA, 1)),
+        (f"{LIST} --zone us-east5-b", "", NO_CAPACITY),
+    ),
+    tpu_vm(
+        "Preempted twice, and repaired once",
+        "europe-west4-a",
+        (LIST, "", "ACTIVE", "SUSPENDED", "SUSPENDED", "ACTIVE", "ACTIVE", "ACTIVE"),
+        (NODES, "READY\tHEALTHY", "READY\tHEALTHY", "PREEMPTED\t", "PREEMPTED\t", "REPAIRING\t", "READY\tHEALTHY"),
+        (SSH, ("", 143), ("", 255)),
+        (SAVED, "gs://my-bucket/llama/checkpoints/500/", "gs://my-bucket/llama/checkpoints/1500/"),
+    ),
+    tpu_vm("One host of several has vanished", "europe-west4-a", ("scp", *[("", 255)] * 3)),
+    tpu_vm("The terminal is closed", "europe-west4-a", (SSH, ("", 0, 60)), code=129, closes=True),
+    tpu_vm(
+        "The terminal was closed: reconnect", "europe-west4-a", (LIST, "ACTIVE", "ACTIVE", "ACTIVE"), extra=" --attach"
+    ),
+    tpu_vm("A second launch", "europe-west4-a", (LIST, "ACTIVE"), code=2),
+    tpu_vm(
+        "The machines cannot be deleted",
+        "europe-west4-a",
+        ("queued-resources delete", *[("ERROR: UNAVAILABLE", 1)] * 5),
+        code=1,
+    ),
+)
+
+
+def play(event: Event, folder: Path) -> tuple[str, int, list[str]]:
+    """What a person sees in an event, the exit code of the script, and the verbs of its calls."""
+    launcher = Launcher(folder)
+    for pattern, *queue in event.answers:
+        launcher.answers(pattern, *queue)
+    script, *arguments = shlex.split(event.command)
+    if script == "tpu_vm.sh":
+        arguments = ["--poll", "0", *arguments]
+    if event.closes:
+        code, said = _with_closed_terminal(launcher, script, arguments)
+    else:
+        done = launcher.run(script, *arguments)
+        code, said = done.returncode, done.stderr
+    shown = event.command.replace(JOB, "COMMAND")
+    return f"$ launch/{shown}\n{_shortened(said)}", code, launcher.verbs
+
+
+def _with_closed_terminal(launcher: Launcher, script: str, arguments: list[str]) -> tuple[int, str]:
+    process = launcher.start(script, *arguments)
+    deadline = time.monotonic() + 30
+    while launcher.verbs.count("ssh") < 2 and time.monotonic() < deadline:
+        time.sleep(0.02)
+    os.killpg(process.pid, signal.SIGHUP)  # a terminal sends it to all processes that it started
+    _, said = process.communicate(timeout=20)
+    return process.returncode, without_folders(said)
+
+
+def _shortened(text: str) -> str:
+    """What a script printed, with its commands cut after the name of the machines."""
+    lines = [line for line in text.splitlines() if not re.search("pack.sh|files are not packed|^Hangup", line)]
+    return "\n".join(re.sub(r"^(\+ .*?(?: llama:?| my-job|apply)) .*", r"\1 ...", line) for line in lines)
+
+
+def section(folder: Path) -> str:
+    """The events, as the last section of docs/launch.md."""
+    said = [play(event, folder / str(number))[0] for number, event in enumerate(EVENTS)]
+    parts = [f"### {event.title}\n\n```text\n{text}\n```\n" for event, text in zip(EVENTS, said, strict=True)]
+    return "\n".join([TITLE, *parts])
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as made:
+        PAGE.write_text(PAGE.read_text().partition(TITLE.splitlines()[0])[0] + section(Path(made)))
