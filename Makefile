@@ -11,18 +11,20 @@
 # make plans      compiles the named plans for TPUs; hours on two cores, continues after an interruption
 # make studies    runs what is missing of the studies of docs/questions; from nothing 24 hours on two cores, continues after an interruption
 # make docs       regenerates the generated parts of docs/ from the code and docs/data/
+# make site       builds the documentation as a static site, site/html, with search and the reference of the Python API
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PARITY := .venv-parity
 NEWEST := .venv-newest
+DOCS := .venv-docs
 NEWEST_PYTHON ?= $(shell .ci/newest-python)
 # Kernels, a contract of every variant, training and resuming, and what reads the texts and lists of JAX and XLA.
 NEWEST_TESTS := tests/kernels tests/contracts/test_reference.py tests/contracts/test_behaviour.py \
 	tests/training/test_stopping.py tests/models/test_dispatch.py tests/planning/test_collectives.py \
 	tests/planning/test_work.py tests/runtime/test_hardware.py
 
-.PHONY: train test newest long gpu mutations parity eval lock libtpu plans studies docs clean
+.PHONY: train test newest long gpu mutations parity eval lock libtpu plans studies docs site clean
 
 train: $(VENV)/.ready
 	$(BIN)/python -m xfresearch.train --config configs/quickstart.py --workdir runs/quickstart
@@ -100,8 +102,18 @@ $(PARITY)/.ready: requirements.txt requirements-test.txt requirements-parity.txt
 	$(PARITY)/bin/python -m pip install --quiet -r requirements-parity.txt
 	touch $@
 
+$(DOCS)/.ready: requirements-docs.txt
+	$(PYTHON) -m venv $(DOCS)
+	$(DOCS)/bin/python -m pip install --quiet -r requirements-docs.txt
+	touch $@
+
 clean:
-	rm -rf $(VENV) $(PARITY) $(NEWEST) runs
+	rm -rf $(VENV) $(PARITY) $(NEWEST) $(DOCS) runs site
 
 docs: $(VENV)/.ready
 	$(BIN)/python -m docs.write
+
+site: $(DOCS)/.ready
+	$(DOCS)/bin/python -m docs.site
+	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/python -m mkdocs build --quiet --strict --config-file site/mkdocs.yml
+	@echo "site/html/index.html (with search: $(DOCS)/bin/python -m http.server -d site/html)"

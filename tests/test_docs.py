@@ -1,5 +1,6 @@
 """Runs every snippet of README.md and docs/, page by page and in order, as a reader would."""
 
+import posixpath
 import re
 import subprocess
 import sys
@@ -8,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from docs import write
+from docs import site, write
 from tests.launch import stand_ins
 from xfresearch.__main__ import COMMANDS
 from xfresearch.models.layouts import LAYOUTS
@@ -147,9 +148,36 @@ def test_every_layout_has_a_drawing_in_the_page_of_models():
     assert sorted(drawn) == sorted(LAYOUTS)
 
 
-def test_the_readme_lists_every_page():
-    listed = re.findall(r"^\| \[(docs/[\w/]+\.md)\]", (ROOT / "README.md").read_text(), re.M)
-    assert sorted(listed) == sorted(str(page.relative_to(ROOT)) for page in PAGES[1:])
+def test_the_index_lists_every_page():
+    listed = [to for tab in site.navigation() for to in pages_of(tab) if not to.startswith(("reference/", site.START))]
+    assert sorted(listed) == sorted(str(page.relative_to(ROOT / "docs")) for page in PAGES[1:])
+
+
+def pages_of(tab: dict) -> list[str]:
+    """The pages of a tab of the site."""
+    (of,) = tab.values()
+    return [of] if isinstance(of, str) else [to for each in of for to in each.values()]
+
+
+def test_links_of_the_site_lead_to_its_pages_and_pictures():
+    found = site.pages()
+    for page, text in found.items():
+        for _, _, target, _ in site.LINK.findall(text):
+            to = posixpath.normpath(posixpath.join(posixpath.dirname(page), target))
+            assert to in found or (ROOT / "docs" / to).suffix in site.SHOWN and (ROOT / "docs" / to).exists(), f"{page}: {target}"
+
+
+@pytest.mark.long
+def test_the_site_is_built_without_a_warning_and_fetches_nothing():
+    pytest.importorskip("mkdocs", reason="needs requirements-docs.txt")
+    site.main()
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--config-file", "site/mkdocs.yml"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    files = [*(ROOT / "site" / "html").rglob("*.html")]
+    assert len(files) > len(PAGES) and (ROOT / "site" / "html" / "search" / "search_index.json").stat().st_size > 1e5
+    for file in files:  # <a href> may lead anywhere
+        assert not re.findall(r"<(?:script|img|link|iframe)[^>]*(?:src|href)=\"?(?:https?:)?//[^>]*", file.read_text()), file.name
 
 
 def test_the_table_of_variants_has_every_variant():

@@ -13,7 +13,33 @@ from xfresearch.surgery.refused import Refused
 from xfresearch.surgery.registry import CONVERSIONS, chain
 from xfresearch.surgery.running import convert
 
-__all__ = ["CONVERSIONS", "Refused", "chain", "convert", *CONVERSIONS]
+__all__ = [
+    "CONVERSIONS",
+    "Refused",
+    "absorb_value_output",
+    "centre",
+    "chain",
+    "convert",
+    "drop_key",
+    "drop_output",
+    "drop_query",
+    "drop_value",
+    "expand_groups",
+    "factor_query_key",
+    "feed_forward_to_memory",
+    "fold_norm",
+    "fuse_output",
+    "memory_to_feed_forward",
+    "merge_query_key",
+    "pool_groups",
+    "sink_to_slot",
+    "slot_to_sink",
+    "stack",
+    "unstack",
+    "untie",
+    "upcycle",
+    "widen",
+]
 
 
 def _function(conversion: Conversion) -> Callable:
