@@ -1,9 +1,9 @@
 """python -m docs.site: writes site/source and site/mkdocs.yml, of which `make site` builds site/html.
 
 They are plain Markdown and a list, so any builder that reads a mkdocs.yml can take them. Python's standard library is
-enough: the code is read and not imported. The navigation is that of docs/index.md, a tab for each section and a page for each
-row of its tables. README.md becomes start.md, and the public Python face has a page for each package. Links to files outside
-of docs/ lead to the repository, or are plain text while pyproject.toml names none.
+enough: the code is read and not imported. The navigation is that of docs/index.md, a tab for each section and a page for
+each row of its tables. README.md becomes start.md, and the public Python face has a page for each package. Links to files
+outside of docs/ lead to the repository, or are plain text while pyproject.toml names none.
 """
 
 import ast
