@@ -48,7 +48,7 @@ def texts(tmp_path_factory):
 
 def add_metrics(directory, shift: float = 0.0, last: int = STEPS, cpu: str = "some processor") -> None:
     """The metrics of a run that has reached step `last`, at 2 seconds per step."""
-    log = MetricsLog(directory, 0, tensorboard=False)
+    log = MetricsLog(directory, 0)
     for step in range(1, last + 1):
         loss = {"loss": 5 - step / 10 + shift, "bits_per_byte": 7 - step / 10 + shift}
         log.write(step, "train", loss | {"seconds": 2.0 * step})

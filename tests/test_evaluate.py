@@ -165,8 +165,8 @@ def test_a_stride_of_the_whole_length_gives_the_loss_of_training(kind, request, 
 def test_training_and_evaluate_count_the_bytes_of_the_text(texts, tmp_path):
     """The tokenizer puts a space in front of each document, which the text does not have."""
     (tmp_path / "tok.bin").write_bytes(made_tokenizers.llama2c(made_tokenizers.sentence_piece()))
-    small = {"steps": 1, "optimizer.warmup": 0, "batch_size": 2, "sequence_length": 16, "losses.final_sequences": 0}
-    keys = small | {"data.tokenizer": tmp_path / "tok.bin", "data.corpus": texts["data__corpus"], "log.tensorboard": False}
+    small = {"steps": 1, "optimizer.warmup": 0, "batch_size": 2, "sequence_length": 16, "evaluation.final_sequences": 0}
+    keys = small | {"data.tokenizer": tmp_path / "tok.bin", "data.corpus": texts["data__corpus"], "log.tracker": "jsonl"}
     flags = [f"--config.{key}={value}" for key, value in keys.items()]
     run, output = tmp_path / "run", tmp_path / "train.json"
     train.main(["--config", "configs/gpt2.py:tiny", "--workdir", str(run), "--json", str(output), *flags])

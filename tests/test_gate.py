@@ -110,7 +110,7 @@ def test_a_directory_among_the_files_of_a_tokenizer_is_left(tmp_path):
 def test_the_directory_itself_may_be_a_link_and_one_that_leads_nowhere_says_so(run, tmp_path):
     (tmp_path / "link").symlink_to(run)
     with locked(tmp_path / "link"):
-        MetricsLog(tmp_path / "link", -1, tensorboard=False).close()
+        MetricsLog(tmp_path / "link", -1).close()
     assert xf.load(tmp_path / "link").step == 10
     (tmp_path / "gone").symlink_to(tmp_path / "nothing")
     for call in (lambda: locked(tmp_path / "gone").__enter__(), lambda: xf.load(tmp_path / "gone")):

@@ -30,7 +30,7 @@ def trained(workdir, cache) -> dict:
     """Trains, and returns the JSON results of the command."""
 
     result = workdir.with_suffix(".json")
-    flags = [f"--config.data.cache_dir={cache}", "--config.log.tensorboard=False", "--config.checkpoint.keep=9"]
+    flags = [f"--config.data.cache_dir={cache}", "--config.log.tracker=jsonl", "--config.checkpoint.keep=9"]
     train.main(["--config", CONFIG, "--workdir", str(workdir), "--json", str(result), *flags])
     return json.loads(result.read_text())
 

@@ -26,7 +26,7 @@ FLAGS = {
     "checkpoint.every": STEPS,
     "evaluation.every": 0,
     "evaluation.final_sequences": 8,
-    "log.tensorboard": False,
+    "log.tracker": "jsonl",
 }
 
 

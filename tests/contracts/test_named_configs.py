@@ -21,7 +21,7 @@ OVERRIDES = {
     "steps": STEPS,
     "checkpoint.every": HALF,
     "evaluation.final_sequences": 8,
-    "log.tensorboard": False,
+    "log.tracker": "jsonl",
     "optimizer.kind": "muon",
     "training.ema": 0.9,
     "training.layers": "scan",

@@ -79,7 +79,7 @@ def test_a_model_trained_here_has_the_same_logits_in_transformers(name, parity, 
     flags = {
         "steps": 8,
         "data.cache_dir": tmp_path / "cache",
-        "log.tensorboard": False,
+        "log.tracker": "jsonl",
         "evaluation.final_sequences": 8,
     }
     overrides = [f"--config.{key}={value}" for key, value in flags.items()]

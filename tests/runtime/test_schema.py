@@ -115,7 +115,7 @@ def test_a_wrong_value_in_metrics_is_named_and_a_resume_goes_on_without_it(tmp_p
     (tmp_path / "metrics.jsonl").write_text(f"{good}\n{json.dumps({'step': 2, 'kind': 'train'} | row)}\n")
     with pytest.raises(UserError, match="metrics.jsonl:2: "):
         read_metrics(tmp_path / "metrics.jsonl")
-    MetricsLog(tmp_path, 5, tensorboard=False).close()
+    MetricsLog(tmp_path, 5).close()
     assert (tmp_path / "metrics.jsonl").read_text() == f"{good}\n" and "damaged/metrics.jsonl-0" in capsys.readouterr().err
 
 

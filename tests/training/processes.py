@@ -28,7 +28,7 @@ def flags(cache, *overrides: str, steps: int) -> list[str]:
         "evaluation.every": 6,
         "evaluation.sequences": 11,
         "evaluation.final_sequences": 11,
-        "log.tensorboard": False,
+        "log.tracker": "jsonl",
         "model.dropout": 0.1,
         "model.vocab_size": 258,
         "model.depth": 1,

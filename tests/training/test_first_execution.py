@@ -21,6 +21,7 @@ from xfresearch.data.pipeline import Prefetch
 from xfresearch.data.tokenizers import ByteTokenizer
 from xfresearch.sharding.first_execution import alone_at_first
 from xfresearch.training import loop
+from xfresearch.training.callbacks import Callback
 
 ROOT = Path(__file__).parents[2] / "xfresearch"
 STARTS_THREADS = re.compile(r"threading\.(Thread|Timer)\(|PoolExecutor\(|to_thread\(|run_in_executor\(")
@@ -44,7 +45,7 @@ def config(tmp_path_factory):
     for number in range(40):
         (folder / f"{number}.txt").write_text("some text to read\n" * 20)
     given = {"data__corpus": f"('text_files:{folder}/*.txt',)", "sequence_length": 64, "batch_size": 2, "steps": STEPS}
-    given |= {"checkpoint__every": 4, "checkpoint__keep": 9, "log__tensorboard": False, "log__panel": 4, "data__prefetch": 2}
+    given |= {"checkpoint__every": 4, "checkpoint__keep": 9, "log__tracker": "jsonl", "log__panel": 4, "data__prefetch": 2}
     return tiny_config("gpt2", **given, evaluation__every=4, evaluation__sequences=4)
 
 
@@ -121,13 +122,13 @@ def test_two_batches_are_placed_and_then_the_metrics_before_are_read_while_an_up
     assert reports[-1] == str(step - 1)
 
 
-class Guarded:
-    """A progress that forbids implicit transfers once the first update is reported."""
+class Guarded(Callback):
+    """Forbids implicit transfers once the first update is reported."""
 
     def __init__(self, stack: ExitStack):
-        self.stack, self.close = stack, lambda: None
+        self.stack = stack
 
-    def update(self, step: int, *_) -> None:
+    def on_step(self, step: int, figures) -> None:
         if step == 1:
             self.stack.enter_context(jax.transfer_guard("disallow"))
 
@@ -135,7 +136,7 @@ class Guarded:
 def test_the_loop_has_no_implicit_transfer(config, tmp_path):
     """On a CPU the guard sees NumPy arrays and numbers that programs get, and no copies to the host."""
     with ExitStack() as stack:
-        loop.train(config, tmp_path, ByteTokenizer(), panel=Panel, progress=Guarded(stack))
+        loop.train(config, tmp_path, ByteTokenizer(), panel=Panel, callbacks=[Guarded(stack)])
         with pytest.raises(Exception, match="Disallowed host-to-device transfer"):
             jnp.ones(3) + np.ones(3)
 

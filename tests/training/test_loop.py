@@ -28,7 +28,7 @@ def run(tmp_path_factory):
     for number in range(40):
         (folder / f"{number}.txt").write_text("some text to read\n" * 20)
     given = {"data__corpus": f"('text_files:{folder}/*.txt',)", "sequence_length": 16, "batch_size": 2, "steps": 6}
-    given |= {"checkpoint__every": 3, "checkpoint__keep": 9, "log__tensorboard": False}
+    given |= {"checkpoint__every": 3, "checkpoint__keep": 9, "log__tracker": "jsonl"}
     config = tiny_config("moe", **given, evaluation__every=2, evaluation__sequences=4, evaluation__final_sequences=8)
     loop.train(config, folder / "run", ByteTokenizer())
     return config, folder / "run"

@@ -41,7 +41,7 @@ def flags(folder, *more: str, cache="cache") -> list[str]:
         "optimizer.warmup": 0,
         "checkpoint.every": 2,
         "evaluation.every": 0,
-        "log.tensorboard": False,
+        "log.tracker": "jsonl",
     }
     given = [f"--config.{key}={value}" for key, value in overrides.items()]
     return [f"--config={folder}/own.py:tiny", f"--workdir={folder / 'run'}", *given, *more]

@@ -1,12 +1,10 @@
-"""Rows, event files, progress and clock; a resumed run writes the same as an uninterrupted one."""
+"""Rows and clock; a resumed run writes the same as an uninterrupted one."""
 
 import errno
-import io
 import json
 import math
 import os
 import random
-import sys
 
 import numpy as np
 import pytest
@@ -14,7 +12,7 @@ import pytest
 from tests.tolerances import TOLERANCE, relative_error
 from xfresearch.runtime.errors import UserError
 from xfresearch.training import metrics
-from xfresearch.training.metrics import Clock, MetricsLog, Progress, bits_per_byte, read_metrics
+from xfresearch.training.metrics import Clock, MetricsLog, bits_per_byte, read_metrics
 
 NOW = 1e9
 
@@ -24,8 +22,8 @@ def same_time(monkeypatch):
     monkeypatch.setattr(metrics.time, "time", lambda: NOW)
 
 
-def log_steps(directory, resume_step, first, last, tensorboard=False):
-    log = MetricsLog(directory, resume_step, tensorboard)
+def log_steps(directory, resume_step, first, last):
+    log = MetricsLog(directory, resume_step)
     for step in range(first, last + 1):
         log.write(step, "train", {"loss": 8 / step, "norms": {"mlp": [0.5, np.float32(step)]}})
         if step % 4 == 0:
@@ -35,7 +33,7 @@ def log_steps(directory, resume_step, first, last, tensorboard=False):
 
 
 def test_rows_are_flushed_and_read_back(tmp_path):
-    log = MetricsLog(tmp_path, 0, tensorboard=False)
+    log = MetricsLog(tmp_path, 0)
     log.write(1, "train", {"loss": np.float32(2.5), "tokens": np.int64(7)})
     row = {"step": 1, "kind": "train", "unix_seconds": NOW, "loss": 2.5, "tokens": 7}
     assert read_metrics(tmp_path / "metrics.jsonl") == [row]
@@ -53,7 +51,7 @@ def test_rows_of_a_resumed_run_equal_those_of_an_uninterrupted_one(tmp_path, che
 def test_a_run_that_begins_again_has_no_row_twice(tmp_path):
     """A panel's first row is of step 0, before any checkpoint."""
     for _ in range(2):
-        log = MetricsLog(tmp_path, -1, tensorboard=False)
+        log = MetricsLog(tmp_path, -1)
         log.write(0, "panel", {"entropy": 1.0})
         log.close()
     assert len(read_metrics(tmp_path / "metrics.jsonl")) == 1
@@ -62,7 +60,7 @@ def test_a_run_that_begins_again_has_no_row_twice(tmp_path):
 def test_an_error_of_a_bucket_is_a_warning(tmp_path, monkeypatch, capsys):
     """gcsfs raises errors of its own, such as HttpError, which are not OSErrors."""
     monkeypatch.setattr(metrics, "in_bucket", lambda path: True)
-    log = MetricsLog(tmp_path, -1, tensorboard=False)
+    log = MetricsLog(tmp_path, -1)
     with monkeypatch.context() as patch:
         patch.setattr(type(log._path), "write_bytes", raises(Exception("503: try later")))
         log.write(1, "train", {"loss": 2.0})
@@ -86,7 +84,7 @@ def test_rows_in_a_bucket_equal_those_on_a_disk(tmp_path, monkeypatch):
     (tmp_path / "metrics.jsonl").unlink()
     monkeypatch.setattr(metrics, "in_bucket", lambda path: True)
     log_steps(tmp_path, 0, 1, 9)
-    log = MetricsLog(tmp_path, 4, tensorboard=False)
+    log = MetricsLog(tmp_path, 4)
     assert len(read_metrics(tmp_path / "metrics.jsonl")) == 5  # rows of the four steps in the checkpoint
     log.write(5, "train", {"loss": 1.6})
     assert read_metrics(tmp_path / "metrics.jsonl")[-1]["step"] == 4
@@ -120,7 +118,7 @@ def test_a_full_disk_does_not_stop_the_run_and_loses_no_row(tmp_path, monkeypatc
             raise OSError(errno.ENOSPC, "No space left on device")
         return write(file, content[:5])
 
-    log = MetricsLog(tmp_path, 0, tensorboard=False)
+    log = MetricsLog(tmp_path, 0)
     monkeypatch.setattr(metrics.os, "write", limited)
     for step in (1, 2, 3):
         full[0] = step < 3
@@ -156,86 +154,11 @@ def test_a_bad_line_is_named(tmp_path, bad):
 
 
 def test_numbers_that_are_not_finite_stay_json(tmp_path):
-    log = MetricsLog(tmp_path, 0, tensorboard=False)
+    log = MetricsLog(tmp_path, 0)
     log.write(1, "train", {"loss": float("nan"), "norms": [np.float32("inf"), 1.0], "note": "a", "ok": True})
     row = json.loads((tmp_path / "metrics.jsonl").read_text(), parse_constant=pytest.fail)
     assert row.pop("unix_seconds") == NOW
     assert row == {"step": 1, "kind": "train", "loss": None, "norms": [None, 1.0], "note": "a", "ok": True}
-
-
-def test_event_files_have_every_number_and_purge_lost_steps(tmp_path):
-    from tensorboardX.proto.event_pb2 import Event
-
-    log_steps(tmp_path, 0, 1, 8, tensorboard=True)
-    first = set((tmp_path / "tensorboard").iterdir())
-    log_steps(tmp_path, 6, 7, 7, tensorboard=True)
-    resumed = read_events(Event, next(iter(set((tmp_path / "tensorboard").iterdir()) - first)))
-    starts = [event.step for event in resumed if event.session_log.status == 1]
-    assert starts == [7]
-    scalars = {(v.tag, e.step): v.simple_value for f in first for e in read_events(Event, f) for v in e.summary.value}
-    assert scalars["train/norms/mlp/1", 5] == 5 and scalars["evaluation/loss", 8] == 9 / 8
-    assert len(scalars) == 8 * 3 + 2
-
-
-def read_events(event_type, path):
-    """TFRecord: length (8 bytes), its checksum (4), the event, its checksum (4)."""
-    data, events = path.read_bytes(), []
-    while data:
-        size = int.from_bytes(data[:8], "little")
-        events.append(event_type.FromString(data[12 : 12 + size]))
-        data = data[16 + size :]
-    return events
-
-
-class Terminal(io.StringIO):
-    def isatty(self):
-        return True
-
-
-@pytest.fixture
-def wall(monkeypatch):
-    """A wall clock that the test sets."""
-    times = {"now": 100.0}
-    monkeypatch.setattr(metrics.time, "monotonic", lambda: times["now"])
-    return times
-
-
-def test_progress_without_a_terminal_is_a_line_every_ten_seconds(monkeypatch, wall):
-    monkeypatch.setattr(sys, "stderr", io.StringIO())
-    progress = Progress(100, 40, bytes_per_token=2.0)
-    for step in range(41, 101):
-        wall["now"] += 1.0
-        progress.update(step, math.log(2) * 3, 500)
-    progress.close()
-    lines = sys.stderr.getvalue().splitlines()
-    assert [line.split()[1] for line in lines] == [
-        "41/100",
-        "51/100",
-        "61/100",
-        "71/100",
-        "81/100",
-        "91/100",
-        "100/100",
-    ]
-    assert lines[1] == "step 51/100  loss 2.079  1.500 bits/byte  500 tokens/s  00:49 left"
-    assert "\r" not in sys.stderr.getvalue()
-
-
-def test_progress_on_a_terminal_is_one_bar(monkeypatch, wall):
-    monkeypatch.setattr(sys, "stderr", Terminal())
-    progress = Progress(4, 1, bytes_per_token=1.0)
-    for step in (2, 3, 4):
-        wall["now"] += 2.0
-        progress.update(step, math.log(2), 100)
-    progress.close()
-    last = sys.stderr.getvalue().split("\r")[-1]
-    assert "step 4/4" in last and "loss 0.693  1.000 bits/byte  50 tokens/s" in last and " left" in last
-
-
-def test_progress_without_an_update_prints_nothing(monkeypatch):
-    monkeypatch.setattr(sys, "stderr", io.StringIO())
-    Progress(4, 4, bytes_per_token=1.0).close()
-    assert sys.stderr.getvalue() == ""
 
 
 NOTHING_ELSE = {"data": 0, "start": 0, "results": 0, "lost": 0, "down": 0}

@@ -31,7 +31,7 @@ def corpus(tmp_path_factory):
 
 def config_of(directory, corpus, **changes):
     keys = {"data__corpus": corpus, "data__cache_dir": directory.parent / "cache", "evaluation__split": "train"}
-    keys |= {"steps": 6, "checkpoint__every": 3, "evaluation__every": 6, "log__tensorboard": False, "log__panel": 2}
+    keys |= {"steps": 6, "checkpoint__every": 3, "evaluation__every": 6, "log__tracker": "jsonl", "log__panel": 2}
     return tiny_config(**(keys | changes))
 
 

@@ -22,7 +22,7 @@ SAMPLE = f'    """Return the arguments.\x00"""\n    if len(names) < 2:\n        
 @pytest.fixture
 def report(tmp_path):
     """The report of a made-up run of 1,000 steps."""
-    log, noise = MetricsLog(tmp_path, 0, tensorboard=False), np.random.default_rng(0).normal(size=1001)
+    log, noise = MetricsLog(tmp_path, 0), np.random.default_rng(0).normal(size=1001)
     for step in range(1, 1001):
         loss = 1.15 + 4.4 * step**-0.35 + 0.06 * noise[step]
         rate = 1e-3 * min(step / 100, 0.55 + 0.45 * np.cos(np.pi * step / 1000))
@@ -149,7 +149,7 @@ def test_the_same_run_gives_the_same_bytes(report, tmp_path):
 
 
 def test_run_without_evaluation_or_baselines(tmp_path):
-    log = MetricsLog(tmp_path, 0, tensorboard=False)
+    log = MetricsLog(tmp_path, 0)
     log.write(1, "train", {"loss": 5.0})
     log.close()
     arguments = dict(machine={}, baselines={}, result={}, samples=[], commands={}, lineage=[])
@@ -159,7 +159,7 @@ def test_run_without_evaluation_or_baselines(tmp_path):
 
 def test_the_chart_of_the_busiest_expert(tmp_path):
     """One line per layer; an even load is 1."""
-    log = MetricsLog(tmp_path, 0, tensorboard=False)
+    log = MetricsLog(tmp_path, 0)
     for step in (1, 2, 3):
         log.write(step, "train", {"router_load": {"main": [[0.5, 0.5], [1.0, 0.0]], "other": [[0.1 * step, 0.2, 0.2]]}})
     log.close()

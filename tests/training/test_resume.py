@@ -40,7 +40,7 @@ def command(workdir, cache, *overrides, config="configs/moe.py:tiny"):
         "evaluation.sequences": 8,
         "training.ema": 0.9,
         "model.dropout": 0.1,
-        "log.tensorboard": False,
+        "log.tracker": "jsonl",
         "data.corpus": f"('text_files:{ROOT}/xfresearch/models/*.py',)",
         "data.cache_dir": cache,
     }

@@ -169,7 +169,7 @@ def flags(tmp_path, path, workdir: str, *more: str) -> list[str]:
         "optimizer.warmup": 0,
         "checkpoint.every": 2,
         "evaluation.every": 0,
-        "log.tensorboard": False,
+        "log.tracker": "jsonl",
     }
     given = [f"--config.{key}={value}" for key, value in overrides.items()]
     return [FILE, f"--start={path}", f"--workdir={tmp_path / workdir}", *given, *more]

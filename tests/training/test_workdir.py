@@ -113,7 +113,7 @@ def test_a_copy_of_a_run_has_lost_no_more_than_the_run(workdir, monkeypatch, ste
     config = tiny_config(steps=steps, optimizer__warmup=1)
     write_config(workdir / "run", config, ByteTokenizer())
     record(workdir / "run", config, fork=False)
-    log = MetricsLog(workdir / "run", 0, tensorboard=False)
+    log = MetricsLog(workdir / "run", 0)
     for step, now[0] in ((1, 1010.0), (2, 1030.0)):
         log.write(step, "train", {"loss": 1.0})
     log.close()

@@ -100,7 +100,7 @@ def short_run(workdir: Path, name: str, tiny: bool, dtype: str = "bfloat16", eve
     from xfresearch.planning.program import prepare
     from xfresearch.training import loop
 
-    own = (f"model.dtype={dtype}", "evaluation.every=0", f"checkpoint.every={every}", "log.tensorboard=False")
+    own = (f"model.dtype={dtype}", "evaluation.every=0", f"checkpoint.every={every}", "log.tracker=jsonl")
     config = prepare(parse(arguments_of(name, tiny, *own)))
     loop.setup_jax(config)
     return loop.train(config, workdir, tokenizer_for(config.data))

@@ -9,8 +9,10 @@ relative to that of bare updates: the median over rounds, the lowest and the hig
 """
 
 import time
+from collections.abc import Mapping
 
 from xfresearch.benchmarks.flags import add_json, add_sizes, write_figures
+from xfresearch.training.callbacks import Callback
 
 UNTIMED = 3  # updates at the beginning of each round
 TEXT = {"corpus": ("python_stdlib",), "weights": (), "tokenizer": "bytes"}
@@ -57,7 +59,7 @@ def quiet(name: str, overrides: list[str], updates: int):
 
     config, steps = read(name, overrides), UNTIMED + updates
     off = {"evaluation": replace(config.evaluation, every=0), "checkpoint": replace(config.checkpoint, every=steps)}
-    off["log"] = replace(config.log, every=steps, panel=0, tensorboard=False)
+    off["log"] = replace(config.log, every=steps, panel=0)
     data = config.data if trains_on_labels(config.data) else replace(config.data, **TEXT)
     return replace(config, steps=steps, data=data, **off)
 
@@ -95,18 +97,15 @@ def _seconds_in_loop(config, tokenizer) -> float:
 
     times = Times()
     with tempfile.TemporaryDirectory() as workdir:
-        loop.train(config, workdir, tokenizer, progress=times)
+        loop.train(config, workdir, tokenizer, callbacks=[times])
     return (times.of_update[config.steps] - times.of_update[UNTIMED]) / (config.steps - UNTIMED)
 
 
-class Times:
-    """Replaces the progress of a run: when the loop had the metrics of each update, `of_update` {step: seconds}."""
+class Times(Callback):
+    """When the loop had the metrics of each update, `of_update` {step: seconds}."""
 
     def __init__(self):
         self.of_update: dict[int, float] = {}
 
-    def update(self, step: int, loss: float, tokens: int) -> None:
+    def on_step(self, step: int, figures: Mapping[str, float]) -> None:
         self.of_update[step] = time.perf_counter()
-
-    def close(self) -> None:
-        pass

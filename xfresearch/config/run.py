@@ -142,7 +142,9 @@ class EvaluationConfig:
 @dataclass(frozen=True)
 class LogConfig:
     every: int = option(1, "updates between rows of metrics.jsonl and TensorBoard", low=1)
-    tensorboard: bool = option(True, "write event files for TensorBoard (tensorboard --logdir runs)")
+    tracker: Literal["tensorboard", "wandb", "mlflow", "jsonl"] = option(
+        "tensorboard", "where the rows of metrics.jsonl go as well (docs/training.md#trackers); jsonl: nowhere else"
+    )
     layer_norms: bool = option(False, "log norms of parameters, gradients and updates of each layer")
     profile_start: int = option(0, "first update to profile; 0 for no profile", low=0)
     profile_steps: int = option(5, "number of updates to profile", low=1)

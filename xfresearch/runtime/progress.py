@@ -1,7 +1,7 @@
 """The progress of work before and after training, on standard error: a stage is one line of text and its time.
 
-On a terminal, a bar shows a stage while it runs. Elsewhere a line follows every SECONDS_BETWEEN_LINES. Both also move
-while the stage waits for a library that reports nothing, such as the compiler. Only process 0 prints.
+On a terminal and in a notebook, a bar shows a stage while it runs. Elsewhere a line follows every SECONDS_BETWEEN_LINES.
+Both also move while the stage waits for a library that reports nothing, such as the compiler. Only process 0 prints.
 """
 
 import sys
@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 from xfresearch.runtime import distributed
 from xfresearch.runtime.tables import count
-from xfresearch.runtime.terminal import bar, one_line
+from xfresearch.runtime.terminal import bar, one_line, shows_bars
 
 SECONDS_BETWEEN_LINES = 10  # if standard error is not a terminal
 _opened: list["Stage"] = []  # the stages that run now: a stage inside another one prints nothing
@@ -46,7 +46,7 @@ class Stage:
     def show(self) -> None:
         """Shows the progress if it is time to."""
         now = time.monotonic()
-        if sys.stderr.isatty():
+        if shows_bars():
             self._show_bar()
         elif now - self._printed >= SECONDS_BETWEEN_LINES:
             print(self.line(), file=sys.stderr, flush=True)

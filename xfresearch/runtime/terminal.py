@@ -8,6 +8,7 @@ filtered.
 
 import re
 import sys
+import warnings
 from contextlib import contextmanager
 
 # C0 without newline and tab, DEL, C1, the marks that reorder text, and separators of lines.
@@ -56,10 +57,25 @@ def filtered():
         sys.stdout, sys.stderr = before
 
 
-def bar(*things, desc: str = "", **options):
-    """A tqdm progress bar on standard error; `options` are those of tqdm."""
-    from tqdm import tqdm
+def in_notebook() -> bool:
+    """Whether a kernel of Jupyter shows what this process prints."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    return shell is not None and "IPKernelApp" in shell.config
 
+
+def shows_bars() -> bool:
+    """Whether standard error can show a progress bar."""
+    return sys.stderr.isatty() or in_notebook()
+
+
+def bar(*things, desc: str = "", **options):
+    """A tqdm progress bar: on standard error, or in a notebook as a widget if ipywidgets is installed. `options` are those
+    of tqdm."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that ipywidgets is missing: then the bar is text
+        from tqdm.autonotebook import tqdm
+    if options.get("disable", False) is None:
+        options["disable"] = not shows_bars()
     return tqdm(*things, desc=one_line(desc) or None, **{"file": unfiltered(sys.stderr)} | options)
 
 

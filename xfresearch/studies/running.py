@@ -35,6 +35,7 @@ from xfresearch.studies.cells import Cell, Trial
 from xfresearch.studies.design import Study
 from xfresearch.studies.frequencies import tokenizer_of
 from xfresearch.studies.matching import Matched
+from xfresearch.training.callbacks import Callback
 from xfresearch.training.metrics import read_metrics
 
 BLOCKS = 64  # of neighbouring held-out sequences, over which the sampling error of the metric is taken
@@ -49,26 +50,23 @@ RESULT_FILE = "result.json"  # of a run
 RUNS_FILE = "runs.json"  # of a study: the results of all its runs
 
 
-class Counted:
+class Counted(Callback):
     """Counts the updates of a run in the progress of its study."""
 
     def __init__(self, update: Callable[[int], None]):
         self._update = update
 
-    def update(self, step: int, loss: float, tokens: int) -> None:
+    def on_step(self, step: int, figures: Mapping[str, float]) -> None:
         self._update(1)
-
-    def close(self) -> None:
-        pass
 
 
 def config_of_trial(trial: Trial, config: Config) -> Config:
     """The config of a cell with the rate and the seed of a run. It saves once a minute at most, keeps no best checkpoint,
-    writes no TensorBoard files and no figures of layers, and its evaluations all have the same text."""
+    has no tracker and no figures of layers, and its evaluations all have the same text."""
     apart = max(config.checkpoint.seconds, SAVED_EVERY)
     changed = {
         "optimizer": replace(config.optimizer, learning_rate=trial.rate),
-        "log": replace(config.log, tensorboard=False, panel=0),
+        "log": replace(config.log, tracker="jsonl", panel=0),
         "checkpoint": replace(config.checkpoint, seconds=apart, keep_best=False),
         "evaluation": replace(config.evaluation, final_sequences=config.evaluation.sequences),
     }
@@ -265,7 +263,7 @@ def _trained(config: Config, folder, tokenizer, clock, progress: Counted, before
     from xfresearch.training import loop
 
     try:
-        result = loop.train(config, folder, tokenizer, clock, fork=bool(before), progress=progress)
+        result = loop.train(config, folder, tokenizer, clock, fork=bool(before), callbacks=[progress])
     except manifest.OtherManifest as error:
         raise UserError(
             f"{folder} has the beginning of a run with other data, code or settings ({error.differences}): restore them, or "

@@ -12,10 +12,10 @@ The batch and all random numbers of a step are functions of (seed, step) alone. 
 as if it had never stopped.
 """
 
+import math
 import sys
 import time
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -24,27 +24,27 @@ import numpy as np
 from etils import epath
 
 from xfresearch.checkpoints import manifest, store
-from xfresearch.checkpoints.newest import newest_good
-from xfresearch.checkpoints.validity import is_finite, rejection
+from xfresearch.checkpoints.validity import is_finite
 from xfresearch.config.run import Config
 from xfresearch.data.cache import enable_compilation_cache
 from xfresearch.data.pipeline import Batches, evaluation_batches, prepare
 from xfresearch.evaluation.losses import summary, sums_of_batches
 from xfresearch.runtime import distributed
-from xfresearch.runtime.errors import Diverged, UserError, require
-from xfresearch.runtime.files import move_damaged
+from xfresearch.runtime.errors import Diverged, require
 from xfresearch.runtime.progress import stage
 from xfresearch.sharding.first_execution import alone_at_first
 from xfresearch.sharding.mesh import make_mesh
 from xfresearch.sharding.partition import batch_sharding
 from xfresearch.sharding.placing import local_rows, place, replicated, round_up
-from xfresearch.training import outline, start
+from xfresearch.training import outline, trackers
+from xfresearch.training.beginning import begin
+from xfresearch.training.callbacks import Callback, Callbacks, Start
+from xfresearch.training.console import Console
 from xfresearch.training.feed import Feed
 from xfresearch.training.fork import say_changes
 from xfresearch.training.health import Health
-from xfresearch.training.hyper import hyper_of
 from xfresearch.training.kernel_choices import kernel_choices
-from xfresearch.training.metrics import Clock, MetricsLog, Progress, Silent, bits_per_byte
+from xfresearch.training.metrics import Clock, MetricsLog, Silent, bits_per_byte, plain
 from xfresearch.training.monitoring import HostTimes, Profile, utilisation_per_rate
 from xfresearch.training.program import shared_program
 from xfresearch.training.stopping import Interrupted, PreemptionNotice, StopSignal, until
@@ -59,7 +59,7 @@ class Result(NamedTuple):
     evaluation: dict  # loss, accuracy, ... of the last evaluation; {} without one
     clock: Clock
     params: dict  # for evaluation: averaged weights if the run keeps them
-    stopped_by: str  # the signal that told the run to stop, or ''; it may have come with the last update
+    stopped_by: str  # the signal or the callback that ended the run, or ''; it may have come with the last update
     finished: bool  # no update is left, and no measurement
     held_out: Callable[[int], dict]  # Run.held_out_sums with the last parameters
     manifest: dict[str, str]  # of data, code and settings (checkpoints/manifest.py)
@@ -74,10 +74,11 @@ def setup_jax(config: Config) -> None:
 class Run:
     """All objects of one training process. All are built before the first step, so that mistakes show early."""
 
-    def __init__(self, config: Config, workdir, tokenizer, clock: Clock, fork: bool, make_panel, progress, config_files):
+    def __init__(self, config: Config, workdir, tokenizer, clock: Clock, fork: bool, make_panel, callbacks, config_files):
         self.config = config
         self.workdir = epath.Path(workdir)
         self.clock = clock
+        self.callbacks = Callbacks(callbacks)
         self.mesh = make_mesh(config)
         kernels = kernel_choices(config, self.mesh)
         self.batch_sharding = batch_sharding(self.mesh)
@@ -86,9 +87,7 @@ class Run:
             evaluated = config.evaluation.split if config.evaluation.every else None
             self.heldout = prepare(config, evaluated, tokenizer=tokenizer) if evaluated else None
         self.panel = self._panel(make_panel) if config.log.panel else None
-        if distributed.first() and progress is None:
-            made = (self.batches.corpora, self.heldout, self.mesh, kernels)
-            print(outline.of_run(config, self.workdir, *made), file=sys.stderr, flush=True)
+        self.callbacks.outline(outline.of_run(config, self.workdir, self.batches.corpora, self.heldout, self.mesh, kernels))
         self.manifest = manifest.make(self.batches, self.heldout, tokenizer, config_files)
         manifest.require_same_everywhere(self.manifest)
         distributed.handle_preemption(True)  # before compilation, so that a notice during it is not lost
@@ -97,9 +96,8 @@ class Run:
         self.utilisation_per_rate = utilisation_per_rate(config)
         self.rows = self._local_rows(config.batch_size)
         self.program = shared_program(config, self.mesh)
-        self.lineage = []  # of a run that starts from a trained model, and does not resume
         with self.clock.measure("compile"), stage("making the state of the run"):
-            self.state, meta = self._restore_or_init()
+            self.state, meta, self.lineage = begin(config, self.workdir, self.program)
         self.start = int(self.state["step"])
         self.unmeasured = meta.get("unmeasured", False)  # a notice to stop left out what is due after the update
         self.evaluated = meta.get("evaluated", self.start)  # the update of the last evaluation
@@ -115,44 +113,13 @@ class Run:
         self.last_evaluation = meta.get("evaluation", {})
         measured = self.evaluated == self.start and is_finite(self.last_evaluation.get("loss"))
         self.checkpoints.kept.proven = self.start if measured else self.start - 1
-        self.log = Silent()
-        self.progress = Silent()
-        if distributed.first():
-            again = MEASUREMENTS if self.unmeasured else ()
-            self.log = MetricsLog(workdir, self.start if meta else -1, config.log.tensorboard, again)
-            self.progress = progress or Progress(config.steps, self.start, self.bytes_per_token)
+        self.best = meta.get("best", {})
+        self.done = self.start  # the last update
+        again = MEASUREMENTS if self.unmeasured else ()
+        self.log = MetricsLog(workdir, self.start if meta else -1, again) if distributed.first() else Silent()
         self.profile = Profile(workdir, config.log) if distributed.first() else None
         self.host_times = HostTimes(self.mesh) if distributed.is_active() else None
         self.evaluate_batch = alone_at_first(self.program.evaluate)
-
-    def _restore_or_init(self) -> tuple[dict, dict]:
-        """The newest good checkpoint and its meta, or a fresh state and {}. Moves newer checkpoints away: the run makes them
-        again."""
-        abstract = self.program.abstract_state
-        listed = partial(store.agreed_steps, self.workdir)
-        found = newest_good(listed, lambda step: store.restore(self.workdir, step, abstract))
-        if found is not None:
-            step, (state, meta) = found
-            distributed.run_on_first(lambda: self._move_newer(step), "moving checkpoints that are not good")
-            return self._with_hyper(state), meta
-        if distributed.shared(store.present(self.workdir)):
-            raise UserError(
-                f"--workdir={self.workdir}: every checkpoint is damaged, unfinished or not good, or belongs to another "
-                "model or optimizer: use a new directory"
-            )
-        return self._fresh_state(), {}
-
-    def _fresh_state(self) -> dict:
-        """The state before the first update, with new parameters or those of config.start.path."""
-        hyper = hyper_of(self.config)
-        if not self.config.start.path:
-            return self.program.jit_init(hyper)
-        params, self.lineage = start.load(self.config, self.mesh)
-        return self.program.jit_start(params, hyper)
-
-    def _with_hyper(self, state: dict) -> dict:
-        """A state with the numbers of this config: with --fork they may differ from those of the checkpoint."""
-        return state | {"hyper": jax.device_put(hyper_of(self.config), self.program.shardings["hyper"])}
 
     def _panel(self, make_panel: Callable) -> Callable:
         """The panel on held-out rows, which every process reads."""
@@ -160,10 +127,6 @@ class Run:
         require(self.heldout is not None, "evaluation.every", every, "at least 1 with log.panel: it uses held-out rows")
         rows = next(evaluation_batches(self.heldout, PANEL_ROWS, PANEL_ROWS))["tokens"]
         return make_panel(self.config.model, rows[: len(self.heldout)], self.mesh)
-
-    def _move_newer(self, step: int) -> None:
-        for path in (store.folder_of(self.workdir, each) for each in store.present(self.workdir) if each > step):
-            move_damaged(path, rejection(path))
 
     def _restore_clock(self, meta: dict) -> None:
         """Adds the time that the checkpoint of `meta` has counted, and the time lost since then."""
@@ -226,12 +189,17 @@ class Run:
             raise self.diverged(reason)
         if self.config.training.on_nonfinite == "stop":
             values.pop("skipped")
+        self.callbacks.call("on_step", step, values | {"tokens": tokens})
         if host_times is not None:
             values["host_seconds"] = self.host_times.spread(host_times)
-        self.progress.update(step, values["loss"], tokens)
         if step % self.config.log.every == 0 or step == self.config.steps:
             by_layer = {k: {n: a.tolist() for n, a in v.items()} for k, v in jax.device_get(layers).items()}
-            self.log.write(step, "train", values | by_layer)
+            self.write(step, "train", values | by_layer)
+
+    def write(self, step: int, kind: str, values: dict) -> None:
+        """Writes a row of metrics.jsonl, and shows it to the callbacks."""
+        self.log.write(step, kind, values)
+        self.callbacks.call("on_row", step, kind, plain(values))
 
     def diverged(self, reason: str) -> Diverged:
         """The error of a run that fails. Rejects the checkpoints of states that are not known to be good. All processes call
@@ -265,7 +233,7 @@ class Run:
         if looking:
             self.look_inside(step)
         self.unmeasured = False
-        return loss if evaluating and self._sequences(step) == self._sequences(0) else None
+        return loss if evaluating and self._comparable(step) else None
 
     def due(self, step: int) -> list[bool]:
         """Whether an evaluation is due after update `step`, and whether the panel is."""
@@ -276,11 +244,14 @@ class Run:
         """Measures and logs the held-out metrics with the current parameters. Raises Interrupted at a notice to stop."""
         with self.clock.measure("evaluation"):
             values = summary(self.held_out_sums(self._sequences(step), stopping))
-        self.log.write(step, "evaluation", values)
+        self.write(step, "evaluation", values)
         if not is_finite(values["loss"]):
             raise self.diverged(f"the held-out loss after update {step} is not finite")
         self.checkpoints.prove(step)
         self.last_evaluation, self.evaluated = values, step
+        if self._comparable(step) and values["loss"] < self.best.get("best_loss", math.inf):
+            self.best = {"best_loss": values["loss"], "best_step": step}
+        self.callbacks.call("on_evaluation", step, values | self.best)
         return values
 
     def _sequences(self, step: int) -> int:
@@ -289,16 +260,24 @@ class Run:
         limit = limits.final_sequences if step == self.config.steps else limits.sequences
         return limit if limit < len(self.heldout) else 0
 
+    def _comparable(self, step: int) -> bool:
+        """Whether the evaluation after update `step` reads as much text as those before."""
+        return self._sequences(step) == self._sequences(0)
+
     def look_inside(self, step: int) -> None:
         """Logs the panel's figures of the current parameters."""
         with self.clock.measure("evaluation"):
-            self.log.write(step, "panel", self.panel(self.params))
+            self.write(step, "panel", self.panel(self.params))
 
-    def result(self, step: int, stopped_by: str) -> Result:
-        """The result of a run that ends after update `step`."""
-        finished = step == self.config.steps and not self.unmeasured
-        end = (self.last_evaluation, self.clock, self.params, stopped_by, finished)
-        return Result(step, *end, self.held_out_sums, self.manifest)
+    @property
+    def finished(self) -> bool:
+        """Whether no update is left, and no measurement."""
+        return self.done == self.config.steps and not self.unmeasured
+
+    def result(self, stopped_by: str) -> Result:
+        """The result of a run that ends after the update `done`."""
+        end = (self.last_evaluation, self.clock, self.params, stopped_by, self.finished)
+        return Result(self.done, *end, self.held_out_sums, self.manifest)
 
     def save(self, step: int, loss: float | None) -> None:
         """Saves the state after update `step`. Raises Diverged if it is not good, or the last and not known to be good."""
@@ -308,9 +287,11 @@ class Run:
             self.log.sync()
             meta = {"clock": self.clock.state(), "saved_at": time.time(), "evaluation": self.last_evaluation}
             meta |= {"manifest": self.manifest, "unmeasured": self.unmeasured, "evaluated": self.evaluated}
-            reason = self.checkpoints.save(step, self.state, meta | {"skipped": self.health.skipped}, loss)
+            meta |= {"best": self.best, "skipped": self.health.skipped}
+            reason = self.checkpoints.save(step, self.state, meta, loss)
         if reason:
             raise self.diverged(f"after update {step}, {reason}")
+        self.callbacks.call("on_checkpoint", step, str(store.folder_of(self.workdir, step)))
 
 
 def train(
@@ -320,22 +301,24 @@ def train(
     clock: Clock | None = None,
     fork: bool = False,
     panel: Callable | None = None,
-    progress=None,
+    callbacks: Sequence[Callback] | None = None,
     config_files: Mapping[str, str] = MappingProxyType({}),
 ) -> Result:
     """Trains to config.steps, from the newest checkpoint in `workdir`, from config.start.path or from new parameters.
 
     `tokenizer` is None for a data set with labels. `clock` may have counted time before this call. With `fork`, data, code
     and settings may differ from those of the checkpoint (checkpoints/manifest.py). `panel` is analysis.panel.Panel, which
-    config.log.panel needs. `progress` replaces the outline and the progress of the run on standard error: it has the
-    methods of metrics.Progress. `config_files` are the digests of the files that made the config (identity.config_files).
+    config.log.panel needs. `callbacks` are by default those of `default_callbacks`. `config_files` are the digests of the
+    files that made the config (identity.config_files).
     On SIGTERM or SIGINT, to any of several processes, saves and returns early; an evaluation that was due then is made by
-    the run that resumes. Raises Diverged if the loss is not finite or too many updates were skipped, Stopped if a checkpoint
-    cannot be written, UserError if config and devices or data do not fit.
+    the run that resumes. A callback that raises ends the run in the same way, and an error other than StopTraining is then
+    raised. Raises Diverged if the loss is not finite or too many updates were skipped, Stopped if a checkpoint cannot be
+    written, UserError if config and devices or data do not fit.
     """
     clock = clock or Clock()
+    callbacks = default_callbacks(config) if callbacks is None else callbacks
     with clock.measure("start"):
-        run = Run(config, workdir, tokenizer, clock, fork, panel, progress, config_files)
+        run = Run(config, workdir, tokenizer, clock, fork, panel, callbacks, config_files)
         step_function = run.compile() if run.start < config.steps else None
         # Only now: a config with a mistake must not become the config of the directory.
         distributed.run_on_first(lambda: write_config(run.workdir, config, tokenizer), "writing the config")
@@ -343,51 +326,64 @@ def train(
             distributed.run_on_first(lambda: write_lineage(run.workdir, run.lineage), "writing the lineage")
     if not step_function and not run.unmeasured:
         distributed.handle_preemption(False)
-        return run.result(run.start, "")
+        return run.result("")
     stopping = PreemptionNotice() if distributed.is_active() else StopSignal()
     batches = Feed(run.batches.iterate(run.start, config.steps, run.rows), run.place, config.data.prefetch)
     run.clock.begin()
     try:
-        done = _updates(run, step_function, batches, stopping)
+        run.callbacks.start(Start(config, run.workdir, run.start, run.bytes_per_token))
+        _updates(run, step_function, batches, stopping)
         with run.clock.measure("checkpoint"):
             run.checkpoints.wait()
     finally:
         run.clock.end()
         if run.profile:
             run.profile.close()
-        run.progress.close()
+        run.callbacks.end(run.done, _reason(run, stopping))
         run.log.close()
         batches.close()
         stopping.restore()
     run.checkpoints.close()
-    return run.result(done, stopping.received)
+    stopped_by = distributed.shared(run.callbacks.reason or stopping.received)
+    run.callbacks.raise_error()
+    return run.result(stopped_by)
 
 
-def _updates(run: Run, step_function: Callable, batches: Feed, stopping) -> int:
-    """Makes the updates and measurements that are left, until `stopping`. Returns the number of the last update."""
+def default_callbacks(config: Config) -> list[Callback]:
+    """The console, and the tracker of log.tracker. Raises UserError if the tracker's library is not installed."""
+    return [Console(), *trackers.chosen(config)]
+
+
+def _reason(run: Run, stopping) -> str:
+    """Why the run ends before its last update: '' if it does not, or the error that ends it."""
+    if error := sys.exception():
+        return f"{type(error).__name__}: {error}"
+    return "" if run.finished else run.callbacks.reason or stopping.received
+
+
+def _updates(run: Run, step_function: Callable, batches: Feed, stopping) -> None:
+    """Makes the updates and measurements that are left, until `stopping` or until a callback ends the run."""
     pending = None
-    done = run.start
     if run.panel and not run.start:
         run.look_inside(0)
     if run.unmeasured:
-        run.checkpoints.add_loss(done, run.measure(done, stopping))
+        run.checkpoints.add_loss(run.done, run.measure(run.done, stopping))
     for index, batch in () if run.unmeasured else batches:
         metrics = run.update(step_function, index + 1, batch, batches.wait_seconds)
         batches.place_ahead()
         if pending:
             run.report(*pending)
-        done = index + 1
+        run.done = done = index + 1
         pending = (done, *metrics)
         saving = run.checkpoints.due(done, run.config.steps)
         run.clock.set("input", batches.wait_seconds)
-        stop = stopping.reached()
+        stop = stopping.reached() or run.callbacks.stops
         if stop or saving or any(run.due(done)):
             run.report(*pending)
             pending = None
         loss = run.measure(done, stopping)
-        stop = stop or run.unmeasured
+        stop = stop or run.unmeasured or run.callbacks.stops
         if saving or stop:
             run.save(done, loss)
-        if stop:
+        if stop or run.callbacks.stops:
             break
-    return done

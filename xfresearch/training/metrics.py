@@ -1,4 +1,4 @@
-"""Metrics of a training run: rows of metrics.jsonl, TensorBoard events, progress bar, and a clock of the wall time."""
+"""Metrics of a training run: rows of metrics.jsonl, and a clock of the wall time."""
 
 import json
 import math
@@ -7,6 +7,7 @@ import sys
 import time
 from collections import deque
 from contextlib import contextmanager, suppress
+from typing import Any
 
 from xfresearch.runtime.errors import UserError
 from xfresearch.runtime.files import (
@@ -20,10 +21,7 @@ from xfresearch.runtime.files import (
     write_bytes,
     write_object,
 )
-from xfresearch.runtime.progress import SECONDS_BETWEEN_LINES
 from xfresearch.runtime.schema import ANY, Maybe, check
-from xfresearch.runtime.terminal import bar
-from xfresearch.training.tensorboard import Events
 
 # Kinds of wall time. The last two are the cost of restarts (`workdir.unproductive_time`).
 KINDS = ("step", "input", "evaluation", "checkpoint", "data", "compile", "start", "results", "lost", "down")
@@ -36,7 +34,7 @@ SECONDS_BETWEEN_UPLOADS = 30  # of rows to a bucket
 
 
 class MetricsLog:
-    """Appends rows to `directory`/metrics.jsonl, and to TensorBoard event files in `directory`/tensorboard.
+    """Appends rows to `directory`/metrics.jsonl.
 
     A file in a bucket cannot be appended to: there, the whole file is written again every SECONDS_BETWEEN_UPLOADS and
     by `sync`. Rows after `resume_step` (-1 without a checkpoint) belong to work that an earlier process lost. They are
@@ -48,7 +46,7 @@ class MetricsLog:
     again with the next ones.
     """
 
-    def __init__(self, directory, resume_step: int, tensorboard: bool, again: tuple[str, ...] = ()):
+    def __init__(self, directory, resume_step: int, again: tuple[str, ...] = ()):
         path = inside(directory, "metrics.jsonl")
         self._path = path
         self._errors = Exception if in_bucket(path) else OSError  # gcsfs has errors of its own
@@ -58,10 +56,6 @@ class MetricsLog:
         self._file = None if in_bucket(path) else open_for_appending(path)
         self._warned = False
         self.flush()
-        self._events = None
-        if tensorboard:
-            with self._events_or_warning():
-                self._events = Events(str(inside(directory, "tensorboard")), max(resume_step, 0))
 
     def write(self, step: int, kind: str, values: dict) -> None:
         """Writes one row, with the time. `values` are numbers, or dicts and lists of them; one that is not finite becomes
@@ -69,9 +63,6 @@ class MetricsLog:
         self._pending += _line({"step": step, "kind": kind, "unix_seconds": round(time.time(), 3), **values}).encode()
         if self._file is not None or time.monotonic() - self._written >= SECONDS_BETWEEN_UPLOADS:
             self.flush()
-        with self._events_or_warning():
-            for tag, value in _scalars(kind, values) if self._events else ():
-                self._events.add(step, tag, value)
 
     def sync(self) -> None:
         """Waits until all rows are on the disk. Call it before a checkpoint, whose steps must all have rows."""
@@ -90,7 +81,7 @@ class MetricsLog:
                 del self._pending[: os.write(self._file, self._pending)]
         except self._errors as error:
             if not self._warned:
-                print(f"warning: {self._path} cannot be written: {_reason(error)}", file=sys.stderr)
+                print(f"warning: {self._path} cannot be written: {in_words(error)}", file=sys.stderr)
             self._warned = True
 
     def close(self) -> None:
@@ -98,18 +89,6 @@ class MetricsLog:
         with suppress(OSError):  # `flush` has written every row, or warned
             if self._file is not None:
                 os.close(self._file)
-        with self._events_or_warning():
-            if self._events:
-                self._events.close()
-
-    @contextmanager
-    def _events_or_warning(self):
-        """An error of the disk or the bucket ends the events, with a warning."""
-        try:
-            yield
-        except self._errors as error:
-            print(f"warning: events for TensorBoard cannot be written: {_reason(error)}", file=sys.stderr)
-            self._events = None
 
     def _kept(self, resume_step: int, again: tuple[str, ...]) -> bytes:
         """Removes the rows after `resume_step` from the file, and its own of the kinds `again`, and returns the others."""
@@ -128,7 +107,8 @@ class MetricsLog:
         return kept
 
 
-def _reason(error: Exception) -> str:
+def in_words(error: Exception) -> str:
+    """What went wrong, without the number and the path that an error of the disk has."""
     return getattr(error, "strerror", None) or str(error)
 
 
@@ -166,59 +146,12 @@ def bits_per_byte(loss: float, bytes_per_token: float) -> float:
 
 
 class Silent:
-    """Replaces MetricsLog and Progress in all processes but the first, which alone writes and prints."""
+    """Replaces MetricsLog in all processes but the first, which alone writes."""
 
     def write(self, *_):
         pass
 
-    update = sync = close = write
-
-
-class Progress:
-    """The progress of a run on standard error: a bar on a terminal, otherwise a line every SECONDS_BETWEEN_LINES."""
-
-    def __init__(self, total_steps: int, start_step: int, bytes_per_token: float | None):
-        """`bytes_per_token` is None if the data are not text."""
-        self.total = total_steps
-        self.start = start_step
-        self.bytes_per_token = bytes_per_token
-        self._rate = Rate()
-        self._began = time.monotonic()
-        self._tokens = 0
-        self._rate(self._began, 0)
-        self._printed_at = -math.inf
-        self._line = ""  # the latest line, until it is printed
-        self._bar = None
-        if sys.stderr.isatty():
-            layout = "step {n_fmt}/{total_fmt} {bar} {postfix}  {remaining} left"
-            self._bar = bar(total=total_steps, initial=start_step, bar_format=layout, dynamic_ncols=True)
-
-    def update(self, step: int, loss: float, tokens: int) -> None:
-        """Call this when update number `step` is done. It had `tokens` tokens, with a mean loss of `loss` nats."""
-        now = time.monotonic()
-        self._tokens += tokens
-        bits = f"{bits_per_byte(loss, self.bytes_per_token):.3f} bits/byte  " if self.bytes_per_token else ""
-        text = f"loss {loss:.3f}  {bits}{self._rate(now, self._tokens):,.0f} tokens/s"
-        if self._bar is not None:
-            self._bar.set_postfix_str(text, refresh=False)
-            self._bar.update(step - self._bar.n)
-            return
-        left = (self.total - step) * (now - self._began) / max(step - self.start, 1)
-        self._line = f"step {step}/{self.total}  {text}  {_minutes(left)} left"
-        if now - self._printed_at >= SECONDS_BETWEEN_LINES:
-            self._print(now)
-
-    def close(self) -> None:
-        """Prints the last state."""
-        if self._bar is not None:
-            self._bar.close()
-        elif self._line:
-            self._print(time.monotonic())
-
-    def _print(self, now: float) -> None:
-        print(self._line, file=sys.stderr, flush=True)
-        self._printed_at = now
-        self._line = ""
+    sync = close = write
 
 
 class Clock:
@@ -325,31 +258,16 @@ class Rate:
 
 
 def _line(row: dict) -> str:
-    return json.dumps(_plain(row), allow_nan=False) + "\n"
+    return json.dumps(plain(row), allow_nan=False) + "\n"
 
 
-def _plain(value):
+def plain(value: Any) -> Any:
     """`value` in JSON's types. A number that is not finite, which JSON cannot write, becomes None."""
     if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     if isinstance(value, str | bool | int | None):
         return value
     number = value.item() if hasattr(value, "item") else value
     return number if not isinstance(number, float) or math.isfinite(number) else None
-
-
-def _scalars(name: str, value):
-    """(tag, number) of every number in nested dicts and lists. TensorBoard's tag is the path."""
-    if isinstance(value, dict | list | tuple):
-        for key, item in value.items() if isinstance(value, dict) else enumerate(value):
-            yield from _scalars(f"{name}/{key}", item)
-    else:
-        yield name, value
-
-
-def _minutes(seconds: float) -> str:
-    from tqdm import tqdm
-
-    return tqdm.format_interval(seconds)

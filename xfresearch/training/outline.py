@@ -91,7 +91,7 @@ def execution_line(config: Config, mesh, kernels: dict) -> str:
 
 def output_line(config: Config, workdir) -> str:
     """The files of the run, and how often it saves."""
-    events = ", tensorboard/" if config.log.tensorboard else ""
+    events = ", tensorboard/" if config.log.tracker == "tensorboard" else ""
     saves = f"checkpoints/ every {config.checkpoint.every} updates"
     saves += f" and at least {config.checkpoint.seconds:g} s apart" if config.checkpoint.seconds else ""
     return f"{workdir}: config.json, metrics.jsonl{events}, {saves}, report.html at the end"
