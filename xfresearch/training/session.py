@@ -7,10 +7,11 @@ accuracy for a data set with labels; report.html; and commands to run next. None
 import hashlib
 import os
 import shlex
+import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
 import jax
@@ -26,6 +27,7 @@ from xfresearch.runtime.errors import BUG, UserError, exit_code
 from xfresearch.runtime.files import inside, read_object, write_json
 from xfresearch.runtime.identity import config_files
 from xfresearch.runtime.progress import stage
+from xfresearch.training.callbacks import Callback
 from xfresearch.training.samples import SEEDS, draw_samples, sampling_in_words
 from xfresearch.training.workdir import lineage, locked, record, require_same_config, saved_config, starts
 
@@ -40,11 +42,13 @@ def run(
     fork: bool,
     began: float | None = None,
     panel: Callable | None = None,
+    callbacks: Sequence[Callback] = (),
 ) -> dict:
     """Trains in `workdir` and returns the printed results as a dict. Raises as `loop.train` and `workdir.record` do.
 
     `arguments` are the command-line arguments from which `config` was parsed. The process began at the time `began`, by
-    default now. `panel` is that of `loop.train`.
+    default now. `panel` is that of `loop.train`. `callbacks` see the run beside the console and its tracker. A run that one
+    of them ends has results like one that has finished.
     """
     from xfresearch.data.labels import trains_on_labels
     from xfresearch.training import loop
@@ -57,6 +61,7 @@ def run(
     with ExitStack() as stack:
         with clock.measure("start"):
             loop.setup_jax(config)
+            watching = [*loop.default_callbacks(config), *callbacks]
             require_same_config(config)
             distributed.run_on_first(lambda: stack.enter_context(locked(workdir)), "locking the directory")
             with clock.measure("data"):
@@ -66,8 +71,8 @@ def run(
             if not starts(path):
                 raise UserError(f"--workdir={workdir} is another directory here than in process 0: all must share one")
         files = config_files(located(split(arguments)[0])) if arguments else {}
-        result = loop.train(config, path, tokenizer, clock, fork, panel, config_files=files)
-        stopped_by = "" if result.finished else result.stopped_by  # a finished run writes its results
+        result = loop.train(config, path, tokenizer, clock, fork, panel, watching, config_files=files)
+        stopped_by = "" if result.finished else result.stopped_by
         summary = {
             "step": result.step,
             "workdir": str(workdir),
@@ -75,7 +80,9 @@ def run(
             "starts": len(starts(path)),
             "stopped_by": stopped_by,
         }
-        if stopped_by:
+        if stopped_by and stopped_by not in signal.Signals.__members__:
+            print(f"ended after update {result.step}: {stopped_by}", file=sys.stderr)
+        elif stopped_by:  # the results are those of the run that resumes
             if distributed.first():
                 print(
                     f"{stopped_by}: saved step {result.step}; the same command resumes from there",
