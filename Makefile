@@ -6,6 +6,7 @@
 # make gpu        asks one GPU about this checkout, at most 4 minutes, with the packages that $(PYTHON) has; writes gpu.json
 # make mutations  puts faults into copies of the code, one at a time, and checks that a test fails; about an hour on 2 cores
 # make eval       installs lm_eval, for python -m xfresearch.evaluate --tasks, and runs the tests that need it
+# make wheel      builds dist/*.whl, checks its metadata, and runs its commands in an empty environment and directory
 # make lock       writes requirements.lock, the exact versions for every supported Python
 # make libtpu     installs the TPU compiler for python -m xfresearch.plan; it runs without a TPU
 # make plans      compiles the named plans for TPUs; hours on two cores, continues after an interruption
@@ -24,7 +25,7 @@ NEWEST_TESTS := tests/kernels tests/contracts/test_reference.py tests/contracts/
 	tests/training/test_stopping.py tests/models/test_dispatch.py tests/planning/test_collectives.py \
 	tests/planning/test_work.py tests/runtime/test_hardware.py
 
-.PHONY: train test newest long gpu mutations parity eval lock libtpu plans studies docs site clean
+.PHONY: train test newest long gpu mutations parity eval wheel lock libtpu plans studies docs site clean
 
 train: $(VENV)/.ready
 	$(BIN)/python -m xfresearch.train --config configs/quickstart.py --workdir runs/quickstart
@@ -48,6 +49,12 @@ mutations: $(VENV)/.ready-test
 
 parity: $(PARITY)/.ready
 	$(PARITY)/bin/python -m pytest -m parity tests/parity
+
+wheel: $(VENV)/.ready-wheel
+	rm -rf dist
+	$(BIN)/python -m build
+	$(BIN)/twine check --strict dist/*
+	$(BIN)/python -m pytest -m "" tests/test_wheel.py
 
 eval: $(VENV)/.ready-eval
 	$(BIN)/python -m pytest tests/harness
@@ -86,6 +93,10 @@ $(VENV)/.ready-plan: requirements-tpu.txt $(VENV)/.ready-test
 	$(BIN)/python -m pip install --quiet -r requirements-tpu.txt
 	touch $@
 
+$(VENV)/.ready-wheel: requirements-test.txt $(VENV)/.ready-test
+	$(BIN)/python -m pip install --quiet "twine>=6,<7"
+	touch $@
+
 $(VENV)/.ready-eval: requirements-eval.txt $(VENV)/.ready-test
 	$(BIN)/python -m pip install --quiet -r requirements-eval.txt
 	touch $@
@@ -108,7 +119,7 @@ $(DOCS)/.ready: requirements-docs.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(PARITY) $(NEWEST) $(DOCS) runs site
+	rm -rf $(VENV) $(PARITY) $(NEWEST) $(DOCS) runs site dist
 
 docs: $(VENV)/.ready
 	$(BIN)/python -m docs.write

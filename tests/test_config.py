@@ -2,14 +2,10 @@
 
 import json
 import re
-import resource
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from xfresearch import __main__
 from xfresearch.config import shipped
 from xfresearch.config.comparing import differences, fingerprint, flat
 from xfresearch.config.describing import describe
@@ -19,7 +15,6 @@ from xfresearch.config.reading import from_dict, to_json
 from xfresearch.config.resolving import resolve
 from xfresearch.config.run import Config
 from xfresearch.configs.variants import VARIANTS
-from xfresearch.runtime import command
 from xfresearch.runtime.errors import UserError
 
 ROOT = Path(__file__).parent.parent
@@ -199,68 +194,6 @@ def test_differences_lists_each_changed_key():
     a, b = parse([GPT2]), parse([GPT2, "--config.seed=3", "--config.model.width=64"])
     assert differences(a, b)[:1] == ["config.model.blocks.main.attention.head_size: 8 -> 16"]
     assert "config.seed: 0 -> 3" in differences(a, b)
-
-
-def test_importing_xfresearch_is_quick_and_does_not_load_jax():
-    code = "import sys, time; t = time.process_time; a = t(); import xfresearch; print(t() - a, 'jax' in sys.modules)"
-    seconds, has_jax = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
-    ).stdout.split()
-    assert float(seconds) < 0.3
-    assert has_jax == "False"
-
-
-COMMANDS = sorted(p.stem for p in (ROOT / "xfresearch").glob("*.py") if "run(main)" in p.read_text())
-
-
-def cpu_seconds() -> float:
-    """CPU seconds of child processes. Unlike wall time, a busy machine does not change them."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
-
-
-@pytest.mark.parametrize("name", COMMANDS)
-def test_help_is_quick(name):
-    before = cpu_seconds()
-    done = subprocess.run([sys.executable, "-m", f"xfresearch.{name}", "--help"], capture_output=True, text=True)
-    assert done.returncode == 0 and done.stdout.startswith("usage: python -m xfresearch.")
-    assert cpu_seconds() - before < 1.0
-
-
-def test_the_package_lists_its_commands_without_jax():
-    assert {*__main__.COMMANDS} == {*COMMANDS} - {"__main__"}
-    code = "import sys; from xfresearch.__main__ import main; main([]); print('jax' in sys.modules, file=sys.stderr)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    lines = done.stdout.splitlines()[2:]
-    assert done.stderr == "False\n"
-    assert [line.split()[2] for line in lines] == [f"xfresearch.{name}" for name in __main__.COMMANDS]
-    assert "  python -m xfresearch.train     Trains a model, or resumes the run in the directory" in lines
-    assert all(len(line) < 120 and "python" not in line[12:] for line in lines)
-
-
-@pytest.mark.parametrize(
-    "word, text", [("train", "the command is python -m xfresearch.train"), ("tain", "did you mean 'train'[?]")]
-)
-def test_a_command_as_an_argument_of_the_package_is_named(word, text):
-    with pytest.raises(UserError, match=f"^{word}.*{text}"):
-        __main__.main([word, "--config", "configs/gpt2.py"])
-
-
-def test_an_output_file_that_cannot_be_written_is_an_error_before_any_work(tmp_path):
-    (tmp_path / "file").write_text("")
-    parser = command.Parser()
-    parser.add_argument("--json")
-    with pytest.raises(UserError, match="--json=.*cannot be written"):
-        parser.parse_args(["--json", str(tmp_path / "file" / "out.json")])
-    assert parser.parse_args(["--json", str(tmp_path / "new" / "out.json")]).json
-    assert list((tmp_path / "new").iterdir()) == []
-
-
-def test_a_command_with_a_mistake_exits_with_2_and_prints_one_line():
-    command = [sys.executable, "-m", "xfresearch.train", "--config", "configs/gpt2.py", "--config.model.widht=64"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 2
-    assert done.stderr.count("\n") == 1 and "width" in done.stderr
 
 
 def test_a_change_of_kind_that_keeps_a_value_which_the_new_kind_lacks_is_refused():

@@ -58,19 +58,24 @@ def main(arguments: list[str]) -> None:
     print(f"{options.name}{f' of step {step:,}' if step else ''}: {target}/report.html", file=sys.stderr)
 
 
-def parse(arguments: list[str]):
-    parser = command.Parser(prog="python -m xfresearch.analyze", description=__doc__, epilog=EPILOG)
-    add = parser.add_argument
+def parser() -> command.Parser:
+    """The flags of the command."""
+    made = command.Parser(prog="python -m xfresearch.analyze", description=__doc__, epilog=EPILOG)
+    add = made.add_argument
     add("name", nargs="?", default="", metavar="NAME", help="the analysis")
     add("--list", action="store_true", help="list the analyses, and with --workdir whether they apply to the model")
     models = "a run's directory, one of its checkpoints, a Hugging Face folder, or a .bin file of llama2.c"
     add("--workdir", metavar="DIR", default="", help=models)
     add("--step", default="", metavar="N|all", help="checkpoint to analyse (default: the newest good one), or all of a run")
-    flags.add_flags(parser)
+    flags.add_flags(made)
     add("--to", default="", metavar="DIR", help="directory of the results (default: DIR/analysis/NAME of a run)")
     help_json = "also write the figures as JSON; with --step all a list of those of each step"
     add("--json", metavar="FILE", help=help_json)
-    options = parser.parse_args(arguments)
+    return made
+
+
+def parse(arguments: list[str]):
+    options = parser().parse_args(arguments)
     if options.step not in ("", "all") and not options.step.isdecimal():
         raise UserError(f"--step={options.step} is not allowed: it must be a number or all")
     if not options.list and not (options.name and options.workdir):

@@ -31,14 +31,19 @@ OPERATIONS = {
 OVERRIDABLE = ("decode", "update", "loop")  # operations that take --config.key=value
 
 
-def parse(arguments):
-    parser = Parser(prog="python -m xfresearch.bench", description=__doc__)
-    operations = parser.add_subparsers(dest="operation", required=True, metavar="|".join(OPERATIONS))
+def parser() -> Parser:
+    """The flags of the command."""
+    made = Parser(prog="python -m xfresearch.bench", description=__doc__)
+    operations = made.add_subparsers(dest="operation", required=True, metavar="|".join(OPERATIONS))
     for name, operation in OPERATIONS.items():
         operation.add_flags(operations.add_parser(name, description=operation.__doc__))
-    options, options.overrides = parser.parse_known_args(arguments)
+    return made
+
+
+def parse(arguments):
+    options, options.overrides = parser().parse_known_args(arguments)
     if options.overrides and options.operation not in OVERRIDABLE:
-        parser.error(f"unrecognized arguments: {' '.join(options.overrides)}")
+        parser().error(f"unrecognized arguments: {' '.join(options.overrides)}")
     return options
 
 

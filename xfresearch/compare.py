@@ -42,19 +42,24 @@ def main(arguments: list[str]) -> None:
             page.write(options.html, comparison)
 
 
-def parse(arguments: list[str]):
-    parser = command.Parser(prog="python -m xfresearch.compare", description=__doc__, epilog=EPILOG)
+def parser() -> command.Parser:
+    """The flags of the command."""
+    made = command.Parser(prog="python -m xfresearch.compare", description=__doc__, epilog=EPILOG)
     models = "a run's directory, one of its checkpoints, a Hugging Face folder, or a .bin file of llama2.c"
-    parser.add_argument("runs", nargs="+", metavar="RUN", help=f"{models}; the first is what the others are compared with")
-    add = parser.add_argument
+    made.add_argument("runs", nargs="+", metavar="RUN", help=f"{models}; the first is what the others are compared with")
+    add = made.add_argument
     add("--html", metavar="FILE", help="also write a page with tables and curves, in one file that needs no network")
     add("--json", metavar="FILE", help="also write the results as JSON")
     equal = "two runs are equal if the interval of the difference lies between -X and X"
     add("--margin", type=margin, default=0.0, metavar="X", help=f"{equal}, in the unit of the loss (default: none are)")
     add("--task-margin", type=margin, default=0.0, metavar="X", help="the same for a task's share of correct answers")
-    held_out.add_flags(parser)
-    distributed.add_flags(parser)
-    options = parser.parse_args(arguments)
+    held_out.add_flags(made)
+    distributed.add_flags(made)
+    return made
+
+
+def parse(arguments: list[str]):
+    options = parser().parse_args(arguments)
     if len(options.runs) < 2:
         raise UserError(f"RUN={options.runs[0]} is not allowed alone: give two runs or more")
     for run in options.runs:

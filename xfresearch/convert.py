@@ -41,13 +41,14 @@ def main(arguments: list[str]) -> None:
     options.convert(options)
 
 
-def parse(arguments: list[str]):
-    parser = command.Parser(prog="python -m xfresearch.convert", description=__doc__, epilog=EPILOG)
-    parser.add_argument(
+def parser() -> command.Parser:
+    """The flags of the command."""
+    made = command.Parser(prog="python -m xfresearch.convert", description=__doc__, epilog=EPILOG)
+    made.add_argument(
         "--list", action="store_const", dest="convert", const=list_conversions, help="show all conversions"
     )
-    parser.add_argument("--dry-run", dest="workdir", metavar="WORKDIR", help="show which conversions apply to a model")
-    conversions = parser.add_subparsers(metavar="import|export|NAME")
+    made.add_argument("--dry-run", dest="workdir", metavar="WORKDIR", help="show which conversions apply to a model")
+    conversions = made.add_subparsers(metavar="import|export|NAME")
 
     import_parser = conversions.add_parser("import", description=import_folder.__doc__)
     import_parser.add_argument("folder", metavar="FOLDER", help="a Hugging Face folder")
@@ -75,11 +76,15 @@ def parse(arguments: list[str]):
     add("--step", type=held_out.at_least(0), metavar="N", help="checkpoint to export (default: the newest good one)")
     add("--shard-size", type=size, default="5GB", metavar="SIZE", help="largest size of a file (default: 5GB)")
     export_parser.set_defaults(convert=export_folder)
-    options = parser.parse_args(arguments)
+    return made
+
+
+def parse(arguments: list[str]):
+    options = parser().parse_args(arguments)
     if options.convert is None:
         options.convert = dry_run_all
         if options.workdir is None:
-            parser.error("one of import|export|NAME is missing")
+            parser().error("one of import|export|NAME is missing")
     return options
 
 

@@ -36,9 +36,10 @@ def main(arguments: list[str]) -> None:
         edit(options)
 
 
-def parse(arguments: list[str]):
-    parser = command.Parser(prog="python -m xfresearch.edit", description=__doc__, epilog=EPILOG)
-    add = parser.add_argument
+def parser() -> command.Parser:
+    """The flags of the command."""
+    made = command.Parser(prog="python -m xfresearch.edit", description=__doc__, epilog=EPILOG)
+    add = made.add_argument
     help_method = f"{', '.join(METHODS)} or undo"
     add("method", nargs="?", default="", choices=("", *METHODS, "undo"), metavar="METHOD", help=help_method)
     add("--workdir", metavar="DIR", default="", help="a run's directory, one of its checkpoints, or a Hugging Face folder")
@@ -65,7 +66,11 @@ def parse(arguments: list[str]):
     add("--seed", type=int, metavar="N", help="rome, memit: of the prefixes; with --draw of the requests")
     add("--diff", nargs=2, metavar="DIR", help="show which arrays of two models differ, and by how much")
     add("--json", metavar="FILE", help="also write the report, or the differences, as JSON")
-    options = parser.parse_args(arguments)
+    return made
+
+
+def parse(arguments: list[str]):
+    options = parser().parse_args(arguments)
     if options.diff:
         if options.method:
             raise UserError(f"--diff is not allowed with {options.method}")

@@ -78,21 +78,26 @@ def evaluate(options, workdir) -> None:
         write_json(options.json, {"workdir": options.workdir, **held_out.settings(data), **measured})
 
 
-def parse(arguments: list[str]):
-    parser = command.Parser(prog="python -m xfresearch.evaluate", description=__doc__, epilog=EPILOG)
+def parser() -> command.Parser:
+    """The flags of the command."""
+    made = command.Parser(prog="python -m xfresearch.evaluate", description=__doc__, epilog=EPILOG)
     models = "a run's directory, one of its checkpoints, a Hugging Face folder, or a .bin file of llama2.c"
-    parser.add_argument("--workdir", metavar="DIR", required=True, help=models)
-    add = parser.add_argument
+    made.add_argument("--workdir", metavar="DIR", required=True, help=models)
+    add = made.add_argument
     add("--step", type=held_out.at_least(0), metavar="N", help="checkpoint to evaluate (default: the newest good one)")
     add("--all-steps", action="store_true", help="evaluate every checkpoint of the run and print the curve")
-    held_out.add_flags(parser)
+    held_out.add_flags(made)
     add("--per-document", action="store_true", help="also report the loss of every document")
     add("--json", metavar="FILE", help="also write the results as JSON")
-    task_commands.add_flags(parser)
-    distributed.add_flags(parser)
+    task_commands.add_flags(made)
+    distributed.add_flags(made)
+    return made
+
+
+def parse(arguments: list[str]):
     if any(argument.partition("=")[0] == "--compare" for argument in arguments):
         raise UserError("--compare is not a flag of this command: python -m xfresearch.compare DIR DIR compares runs")
-    options = parser.parse_args(arguments)
+    options = parser().parse_args(arguments)
     task_commands.check(options)
     if options.all_steps and options.step is not None:
         raise UserError(f"--step={options.step} is not allowed with --all-steps: give one of the two")

@@ -46,27 +46,28 @@ def main(arguments: list[str]) -> None:
         write_json(options.json, result)
 
 
-def parse(arguments: list[str]):
-    parser = command.Parser(prog="python -m xfresearch.generate", description=__doc__, epilog=EPILOG)
+def parser() -> command.Parser:
+    """The flags of the command."""
+    made = command.Parser(prog="python -m xfresearch.generate", description=__doc__, epilog=EPILOG)
     models = "a run's directory, one of its checkpoints, a Hugging Face folder, or a .bin file of llama2.c"
-    parser.add_argument("--workdir", metavar="DIR", required=True, help=models)
-    parser.add_argument("--step", type=at_least(0), metavar="N", help="checkpoint to use (default: the newest good one)")
-    parser.add_argument(
+    made.add_argument("--workdir", metavar="DIR", required=True, help=models)
+    made.add_argument("--step", type=at_least(0), metavar="N", help="checkpoint to use (default: the newest good one)")
+    made.add_argument(
         "--prompt", action="append", default=[], metavar="TEXT", help="text to continue; may be repeated"
     )
-    parser.add_argument(
+    made.add_argument(
         "--prompt-file",
         action="append",
         default=[],
         metavar="FILE",
         help="file with the text of a prompt; may be repeated",
     )
-    form = parser.add_mutually_exclusive_group()
+    form = made.add_mutually_exclusive_group()
     words = "special tokens in a prompt, such as <|endoftext|>, are tokens (default: they are text)"
     form.add_argument("--special-tokens", action="store_true", help=words)
     words = "each prompt is a message of the user, put into the chat template of the model's Hugging Face folder"
     form.add_argument("--chat", action="store_true", help=words)
-    parser.add_argument(
+    made.add_argument(
         "--max-new-tokens",
         type=int,
         metavar="N",
@@ -79,10 +80,14 @@ def parse(arguments: list[str]):
     ):
         default = getattr(DEFAULT, flag.replace("-", "_"))
         words = f"{meaning} (default: {default})"
-        parser.add_argument(f"--{flag}", type=kind, default=default, metavar=metavar, help=words)
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of sampling (default: 0)")
-    parser.add_argument("--json", metavar="FILE", help="also write prompts, texts and timings as JSON")
-    return parser.parse_args(arguments)
+        made.add_argument(f"--{flag}", type=kind, default=default, metavar=metavar, help=words)
+    made.add_argument("--seed", type=int, default=0, metavar="N", help="seed of sampling (default: 0)")
+    made.add_argument("--json", metavar="FILE", help="also write prompts, texts and timings as JSON")
+    return made
+
+
+def parse(arguments: list[str]):
+    return parser().parse_args(arguments)
 
 
 def inputs(lm, prompts: list[str], options):

@@ -8,6 +8,7 @@ import math
 import re
 import sys
 
+from xfresearch.config import known_keys
 from xfresearch.runtime import command
 from xfresearch.runtime.files import check_output, write_json
 
@@ -22,17 +23,22 @@ examples:
 docs/plan.md explains each figure."""
 
 
+def parser() -> command.Parser:
+    """The flags of the command."""
+    made = command.Parser(prog="python -m xfresearch.plan", description=__doc__, epilog=EPILOG)
+    made.add_argument("--config", metavar="FILE[:arg]", required=True, help=command.CONFIG_HELP)
+    made.add_argument("--topology", metavar="NAME", help="v5p:4x4x8, v5p-256, '2x v6e:16x16', h100:8x4, ...")
+    made.add_argument("--slices", metavar="N", type=int, help="number of slices (default 1)")
+    made.add_argument("--mesh", metavar="AXIS=N,...", default="", help="same as --config.mesh.AXIS=N for each axis")
+    made.add_argument("--tokens", metavar="N", type=float, help="token budget to estimate hours for (default 1e12)")
+    made.add_argument("--search", action="store_true", default=None, help="try meshes, remat and batch sizes")
+    made.add_argument("--hlo", metavar="FILE", help="also write the text of the compiled program")
+    made.add_argument("--json", metavar="FILE", help="also write the plan as JSON")
+    return made
+
+
 def parse(arguments: list[str]):
-    parser = command.Parser(prog="python -m xfresearch.plan", description=__doc__, epilog=EPILOG)
-    parser.add_argument("--config", metavar="FILE[:arg]", required=True, help=command.CONFIG_HELP)
-    parser.add_argument("--topology", metavar="NAME", help="v5p:4x4x8, v5p-256, '2x v6e:16x16', h100:8x4, ...")
-    parser.add_argument("--slices", metavar="N", type=int, help="number of slices (default 1)")
-    parser.add_argument("--mesh", metavar="AXIS=N,...", default="", help="same as --config.mesh.AXIS=N for each axis")
-    parser.add_argument("--tokens", metavar="N", type=float, help="token budget to estimate hours for (default 1e12)")
-    parser.add_argument("--search", action="store_true", default=None, help="try meshes, remat and batch sizes")
-    parser.add_argument("--hlo", metavar="FILE", help="also write the text of the compiled program")
-    parser.add_argument("--json", metavar="FILE", help="also write the plan as JSON")
-    options, overrides = parser.parse_known_args(arguments)
+    options, overrides = parser().parse_known_args(arguments)
     check(options)
     options.slices = options.slices or 1
     options.tokens = options.tokens or 1e12
@@ -78,6 +84,7 @@ def mesh_overrides(text: str) -> list[str]:
 
 def main(arguments: list[str]) -> None:
     options, overrides = parse(arguments)
+    known_keys.check(["--config", options.config, *mesh_overrides(options.mesh), *overrides])
     from xfresearch.planning import topologies
 
     topology = None if options.topology is None else topologies.parse(options.topology, options.slices)

@@ -25,7 +25,7 @@ The same command again goes on where it stopped; when all runs have ended, it wr
 
 
 def main(arguments: list[str]) -> None:
-    options, overrides = _parser().parse_known_args(arguments)
+    options, overrides = parser().parse_known_args(arguments)
     if not options.workdir:
         raise UserError("--workdir='' is not allowed: it must be the directory of the study")
     options.workdir, *options.reuse = map(os.path.expanduser, (options.workdir, *options.reuse))
@@ -159,21 +159,22 @@ def _job(every: list[list], text: str) -> list:
     return every[int(text)]
 
 
-def _parser() -> command.Parser:
-    parser = command.Parser(prog="python -m xfresearch.study", description=__doc__, epilog=EPILOG)
-    parser.add_argument("--config", metavar="FILE[:arg]", default="", help="config file of the study (configs/studies/)")
+def parser() -> command.Parser:
+    """The flags of the command."""
+    made = command.Parser(prog="python -m xfresearch.study", description=__doc__, epilog=EPILOG)
+    made.add_argument("--config", metavar="FILE[:arg]", default="", help="config file of the study (configs/studies/)")
     runs = "report on these runs instead; the first is what the others are compared with"
-    parser.add_argument("--runs", nargs="+", default=(), metavar="RUN", help=runs)
-    parser.add_argument("--workdir", metavar="DIR", required=True, help="directory of the study, local or gs://")
-    parser.add_argument("--plan", action="store_true", help="print the plan, time updates, and end")
-    parser.add_argument("--report", action="store_true", help="write the report again from results.json, and end")
+    made.add_argument("--runs", nargs="+", default=(), metavar="RUN", help=runs)
+    made.add_argument("--workdir", metavar="DIR", required=True, help="directory of the study, local or gs://")
+    made.add_argument("--plan", action="store_true", help="print the plan, time updates, and end")
+    made.add_argument("--report", action="store_true", help="write the report again from results.json, and end")
     numbers = " or ".join(f"${name}" for name in JOB_NUMBERS)
     cell = "run one job: the I-th cell of the plan, from 0, or with config.tune_at the I-th arm at all sizes; "
     cell += f"'auto' for the number in {numbers}"
-    parser.add_argument("--cell", metavar="I", help=cell)
+    made.add_argument("--cell", metavar="I", help=cell)
     reuse = "directories of other studies: a run whose config is the same is not trained again"
-    parser.add_argument("--reuse", nargs="+", default=(), metavar="DIR", help=reuse)
-    return parser
+    made.add_argument("--reuse", nargs="+", default=(), metavar="DIR", help=reuse)
+    return made
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 
+from xfresearch.config import known_keys
 from xfresearch.runtime import command, distributed
 from xfresearch.runtime.files import write_json
 
@@ -24,32 +25,39 @@ exit codes: 0 finished; 2 a mistake in the command; 3 the loss is not finite; 75
 the same command resumes; 143 told to stop by SIGTERM, and saved (130: by Ctrl-C); 1 a bug"""
 
 
-def main(arguments: list[str]) -> None:
-    began = time.time()
-    parser = command.Parser(prog="python -m xfresearch.train", description=__doc__, epilog=EPILOG)
-    parser.add_argument("--config", metavar="FILE[:arg]", required=True, help=command.CONFIG_HELP)
-    parser.add_argument(
+def parser() -> command.Parser:
+    """The flags of the command."""
+    made = command.Parser(prog="python -m xfresearch.train", description=__doc__, epilog=EPILOG)
+    made.add_argument("--config", metavar="FILE[:arg]", required=True, help=command.CONFIG_HELP)
+    made.add_argument(
         "--workdir", metavar="DIR", help="directory of the run, local or gs:// (default: runs/FILE-arg)"
     )
-    parser.add_argument(
+    made.add_argument(
         "--start", metavar="PATH", help="trained model to start from; short for --config.start.path (docs/finetune.md)"
     )
-    parser.add_argument(
+    made.add_argument(
         "--fork",
         action="store_true",
         help="resume from DIR's newest checkpoint although config, data or versions differ (docs/training.md)",
     )
-    parser.add_argument("--print-config", action="store_true", help="print every key of the config as JSON, and end")
-    parser.add_argument("--json", metavar="FILE", help="also write the results as JSON")
-    distributed.add_flags(parser)
-    options, overrides = parser.parse_known_args(arguments)
+    made.add_argument("--print-config", action="store_true", help="print every key of the config as JSON, and end")
+    made.add_argument("--json", metavar="FILE", help="also write the results as JSON")
+    distributed.add_flags(made)
+    return made
+
+
+def main(arguments: list[str]) -> None:
+    began = time.time()
+    options, overrides = parser().parse_known_args(arguments)
     distributed.check(options)
+
+    given = ["--config", options.config, *overrides]
+    given += [f"--config.start.path={options.start}"] if options.start else []
+    known_keys.check(given)
 
     from xfresearch.config.reading import to_json
     from xfresearch.training import start
 
-    given = ["--config", options.config, *overrides]
-    given += [f"--config.start.path={options.start}"] if options.start else []
     workdir = options.workdir or "runs/" + "-".join(Path(part).stem for part in options.config.split(":"))
     config = start.parse(given, workdir)
     if options.print_config:

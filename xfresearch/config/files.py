@@ -5,6 +5,7 @@
 they are applied first, in their order.
 """
 
+from functools import cache
 from pathlib import Path
 from traceback import extract_tb
 
@@ -12,14 +13,15 @@ from absl import flags
 from etils import epath
 from ml_collections import config_flags
 
-from xfresearch.config import shipped
+from xfresearch.config import known_keys, shipped
 from xfresearch.config.fields import with_defaults
 from xfresearch.config.groups import Group, to_config_dict
-from xfresearch.config.reading import from_dict, nearest_key
+from xfresearch.config.overrides import find, split
+from xfresearch.config.reading import from_dict
 from xfresearch.config.resolving import resolve
 from xfresearch.config.run import Config
 from xfresearch.models.model_config import ModelConfig
-from xfresearch.runtime.errors import UserError, nearest, shortened
+from xfresearch.runtime.errors import UserError
 from xfresearch.runtime.files import exists, read_object
 
 
@@ -33,6 +35,7 @@ def parse(arguments: list[str], model: ModelConfig | None = None, tokenizer: str
 
     If they are given, `model` and `tokenizer` replace those of the file; `--config.key=value` changes them too.
     """
+    _keep_keys()
     file, overrides = split(arguments)
     config = _read(file)
     if model:
@@ -40,6 +43,11 @@ def parse(arguments: list[str], model: ModelConfig | None = None, tokenizer: str
     if tokenizer:
         config.data.tokenizer = tokenizer
     return resolve(from_dict(Config, _overridden(config, overrides, file)))
+
+
+@cache
+def _keep_keys() -> None:
+    known_keys.keep(Config())
 
 
 def parse_as(cls, arguments: list[str]):
@@ -56,23 +64,12 @@ def start_path(arguments: list[str]) -> str:
 
 def _read(file: str):
     """The ConfigDict of a config file."""
-    located = shipped.located(file)
-    path = Path(located.split(":")[0])
-    if not _is_file(path):
-        hint = shipped.nearest(file)
-        raise UserError(f"--config={shortened(file, 200)}: there is no such file{hint} ({_named_configs(file)})")
+    path = shipped.require(file)
     if "get_config" not in path.read_text(errors="replace"):
-        raise UserError(f"--config={file}: it has no function get_config ({_named_configs()})")
-    config = _parse_flags(config_flags.DEFINE_config_file, [], [f"--config={located}"], file)
+        raise UserError(f"--config={file}: it has no function get_config ({shipped.listed()})")
+    config = _parse_flags(config_flags.DEFINE_config_file, [], [f"--config={shipped.located(file)}"], file)
     config.unlock()
     return config
-
-
-def _is_file(path: Path) -> bool:
-    try:
-        return path.is_file()
-    except OSError:  # a name that is too long
-        return False
 
 
 def _overridden(config, overrides: list[tuple[str, str]], file: str):
@@ -116,31 +113,6 @@ def _line(error: BaseException | None, file: str) -> str:
     return ""
 
 
-def split(arguments: list[str]) -> tuple[str, list[tuple[str, str]]]:
-    """The config file and the (dotted key, value) overrides in `arguments`: `--name=value` or `--name value`."""
-    file = ""
-    overrides = []
-    rest = list(arguments)
-    while rest:
-        name, has_value, value = rest.pop(0).partition("=")
-        if name != "--config" and not name.startswith("--config."):
-            raise UserError(
-                f"{name}: there is no such option{nearest(name, ['--config', '--workdir'])} "
-                "(see --help; a key of the config is --config.KEY=VALUE)"
-            )
-        if not has_value:
-            if not rest:
-                raise UserError(f"{name}: a value is missing")
-            value = rest.pop(0)
-        if name == "--config":
-            file = value
-        else:
-            overrides.append((name.removeprefix("--config."), value))
-    if not file:
-        raise UserError(f"--config FILE[:arg] is missing; {_named_configs()}")
-    return file, overrides
-
-
 def _choose(config, name: str, value: str) -> bool:
     """Applies an override if it chooses a kind or a layout, or unsets an option. Returns whether it does."""
     *parts, last = name.split(".")
@@ -158,18 +130,7 @@ def _choose(config, name: str, value: str) -> bool:
 
 def _check_override(config, name: str, value: str) -> None:
     """Raises UserError if the key of an override does not exist or its value has the wrong type."""
-    current = config
-    path = "config"
-    parts = name.split(".")
-    for index, part in enumerate(parts):
-        group = current if hasattr(current, "keys") else {}
-        if part not in group:
-            holds = "has no keys" if hasattr(current, "keys") else "holds a single value"
-            existing = f"{path} has {', '.join(group)}" if group else f"{path} {holds}"
-            hint = nearest_key(".".join(parts[index:]), (path, group), ("config", config))
-            raise UserError(f"config.{name}={value}: there is no key '{part}'{hint} ({existing})")
-        current = current[part]
-        path = f"{path}.{part}"
+    current = find(config, name, value)
     if hasattr(current, "keys"):
         allowed, valid = f"a value and not a group of keys ({', '.join(current)})", False
     elif isinstance(current, bool):
@@ -190,10 +151,6 @@ def _parses_as(kind, text: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _named_configs(file: str = "") -> str:
-    return f"the named configs are {', '.join(shipped.names(file))}"
 
 
 def read_json(path) -> Config:

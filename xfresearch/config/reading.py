@@ -11,6 +11,7 @@ import typing
 from collections.abc import Iterator
 
 from xfresearch.config.fields import Choice
+from xfresearch.config.other_names import OTHER_NAMES
 from xfresearch.runtime.errors import UserError, did_you_mean, nearest
 from xfresearch.runtime.schema import is_number
 
@@ -39,13 +40,15 @@ def from_dict(cls, data, key: str = "config"):
 
 
 def nearest_key(name: str, *groups: tuple) -> str:
-    """'; did you mean ...?': keys whose path ends in `name`, of the first group that has any, or else the key of the
-    first group that is close to it. A group is its own key and its values."""
+    """'; did you mean ...?': keys whose path ends in `name`, of the first group that has any; or else the key that another
+    codebase calls `name`; or else the key of the first group that is close to it. A group is its own key and its values."""
     for key, group in groups:
         inside = f"{key}.".removeprefix("config.")
         found = [f"{inside}{path}" for path in _paths(group) if path.endswith(f".{name}")]
         if found:
             return did_you_mean(found)
+    if name.split(".")[-1] in OTHER_NAMES:
+        return did_you_mean([OTHER_NAMES[name.split(".")[-1]]])
     return nearest(name.split(".")[0], groups[0][1])
 
 

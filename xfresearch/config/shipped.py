@@ -7,7 +7,7 @@ import ast
 import re
 from pathlib import Path
 
-from xfresearch.runtime.errors import closest, did_you_mean
+from xfresearch.runtime.errors import UserError, closest, did_you_mean, shortened
 
 FOLDER = Path(__file__).parent.parent / "configs"
 
@@ -26,17 +26,34 @@ def located(config: str) -> str:
     return ":".join([str(shipped().get(name, name)), *argument])
 
 
+def docstring(file: Path) -> str:
+    """The docstring of a config file, which is not run."""
+    return ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or ""
+
+
 def about(file: Path) -> tuple[str, dict[str, str]]:
     """The first sentence of a config's docstring, and {name or name:arg: what it is}, as the docstring lists them."""
-    text = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or ""
-    sentence = re.split(r"[.?](?:\s|$)", " ".join(text.split("\n\n")[0].split()))[0]
+    text = docstring(file)
+    sentence = re.split(r"(?<! al)[.?](?:\s|$)", " ".join(text.split("\n\n")[0].split()))[0]
     return sentence, dict(re.findall(rf"^({file.stem}(?::\w+)?) {{2,}}(.+)$", text, re.MULTILINE))
 
 
-def names(config: str = "") -> list[str]:
+def require(config: str) -> Path:
+    """The file of `config`, which is FILE[:arg]. Raises UserError if there is none."""
+    path = Path(located(config).split(":")[0])
+    try:
+        there = path.is_file()
+    except OSError:  # a name that is too long
+        there = False
+    if not there:
+        raise UserError(f"--config={shortened(config, 200)}: there is no such file{nearest(config)} ({listed(config)})")
+    return path
+
+
+def listed(config: str = "") -> str:
     """The names of the shipped configs: of studies, if `config` would be one of them, otherwise of models."""
     of_studies = Path(config.split(":")[0]).parent.name == "studies"
-    return [name for name in shipped() if name.startswith("studies/") == of_studies]
+    return f"the named configs are {', '.join(name for name in shipped() if name.startswith('studies/') == of_studies)}"
 
 
 def nearest(config: str) -> str:

@@ -35,12 +35,12 @@ except ImportError:  # Windows: without locks two processes may build the same e
     fcntl = None
 
 
-def cache_root(data) -> Path:
-    """The cache directory: `data.cache_dir`, else $XFRESEARCH_CACHE, else ~/.cache/xfresearch. Raises UserError for a
-    bucket."""
-    chosen = str(data.cache_dir or os.environ.get("XFRESEARCH_CACHE") or "~/.cache/xfresearch")
+def cache_root(data=None) -> Path:
+    """The cache directory: `cache_dir` of `data`, a DataConfig or None, else $XFRESEARCH_CACHE, else ~/.cache/xfresearch.
+    Raises UserError for a bucket."""
+    chosen = str((data and data.cache_dir) or os.environ.get("XFRESEARCH_CACHE") or "~/.cache/xfresearch")
     if "://" in chosen:
-        name = "config.data.cache_dir" if data.cache_dir else "XFRESEARCH_CACHE"
+        name = "config.data.cache_dir" if data and data.cache_dir else "XFRESEARCH_CACHE"
         raise UserError(f"{name}={chosen} is not allowed: it must be a directory of this machine, not of a bucket")
     return Path(chosen).expanduser().absolute()
 

@@ -6,7 +6,9 @@ exits with 1; of a run of many processes, the trace is in a log, and one line na
 
 import argparse
 import os
+import re
 import sys
+from pathlib import Path
 
 from xfresearch.runtime import distributed, memory
 from xfresearch.runtime.errors import BUG, MISTAKE, Stopped, UserError, exit_code
@@ -15,8 +17,8 @@ from xfresearch.runtime.hardware import start_without_tpu
 from xfresearch.runtime.terminal import filtered, one_line
 
 CONFIG_HELP = (
-    "--config FILE[:arg] loads a config; --config.key=value overrides a key of it, e.g. --config.model.width=128 "
-    "(docs/configuration.md lists them)"
+    "the config: a name that python -m xfresearch.configs lists, or the path of a file; --config.key=value overrides a "
+    "key of it, e.g. --config.model.width=128 (docs/configuration.md lists them)"
 )
 
 
@@ -32,8 +34,17 @@ class Parser(argparse.ArgumentParser):
             check_output("--json", options.json)
         return options, rest
 
+    def format_help(self) -> str:
+        return as_typed(super().format_help())
+
     def error(self, message: str):
         raise UserError(f"{message} (see --help)")
+
+
+def as_typed(text: str) -> str:
+    """`text` with `xfresearch NAME` in the place of `python -m xfresearch.NAME`, if this process was started like that."""
+    installed = Path(sys.argv[0]).stem == "xfresearch"
+    return re.sub(r"python -m xfresearch[. ]", "xfresearch ", text) if installed else text
 
 
 def require_only(options: argparse.Namespace, names: tuple[str, ...], beside: str) -> None:
@@ -89,7 +100,7 @@ def _print_trace(*error) -> None:
 
 def _print_error(line: str) -> None:
     sys.stdout.flush()
-    print(one_line(line), file=sys.stderr, flush=True)
+    print(one_line(as_typed(line)), file=sys.stderr, flush=True)
 
 
 def _finish(code: int, line: str) -> None:

@@ -18,7 +18,7 @@ import jax
 from etils import epath
 
 from xfresearch.checkpoints import store
-from xfresearch.config.files import split
+from xfresearch.config.overrides import split
 from xfresearch.config.resolving import with_vocabulary
 from xfresearch.config.run import Config
 from xfresearch.config.shipped import located

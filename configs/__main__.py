@@ -1,0 +1,84 @@
+"""python -m xfresearch.configs
+python -m xfresearch.configs show NAME
+python -m xfresearch.configs copy NAME DIR
+
+Lists the configs that come with xfresearch: --config NAME[:arg] of the other commands reads one in any directory. show
+prints the args of one, and copy makes a file of it to change.
+"""
+
+from pathlib import Path
+
+from xfresearch.config import shipped
+from xfresearch.runtime import command
+from xfresearch.runtime.errors import UserError
+from xfresearch.runtime.files import write_text
+
+EPILOG = """\
+examples:
+  python -m xfresearch.configs
+  python -m xfresearch.configs show gpt2
+  python -m xfresearch.configs copy gpt2 .
+
+A copy imports what it shares with others as xfresearch.configs.common, in any directory. docs/configuration.md has every
+key."""
+
+
+def parser() -> command.Parser:
+    """The flags of the command."""
+    made = command.Parser(prog="python -m xfresearch.configs", description=__doc__, epilog=EPILOG)
+    actions = made.add_subparsers(dest="action", metavar="show|copy")
+    show = actions.add_parser("show", description="Prints what a config is, and the args that it takes.")
+    copy = actions.add_parser("copy", description="Copies a config, to be changed and read as --config FILE.py[:arg].")
+    for each in (show, copy):
+        each.add_argument("name", metavar="NAME", help="a shipped config, such as gpt2 or studies/w_o")
+    copy.add_argument("target", metavar="DIR", help="a directory, or a new file that ends in .py")
+    return made
+
+
+def main(arguments: list[str]) -> None:
+    options = parser().parse_args(arguments)
+    if options.action is None:
+        print(listed())
+    elif options.action == "show":
+        print(shown(options.name))
+    else:
+        print(copied(options.name, options.target))
+
+
+def listed() -> str:
+    """A line for each shipped config: its name, its args, and what it is."""
+    lines = []
+    for name, file in shipped.shipped().items():
+        about, known = shipped.about(file)
+        args = ", ".join(each.partition(":")[2] for each in known if ":" in each)
+        lines.append(f"{name:28}{args:30}{about}")
+    return "\n".join([f"{'config':28}{'args':30}about", *lines])
+
+
+def shown(name: str) -> str:
+    """What a config says of itself, and where its file is."""
+    return f"{shipped.docstring(_file(name))}\n\n{_file(name)}"
+
+
+def copied(name: str, target: str) -> str:
+    """Copies a shipped config. Returns what to do with it."""
+    source = _file(name)
+    path = Path(target).expanduser()
+    path = path if path.suffix == ".py" else path / source.name
+    if path.exists():
+        raise UserError(f"{path} already exists: name a new file, such as {path.with_stem(f'my_{path.stem}')}")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_text(path, source.read_text(encoding="utf-8"))
+    kind = "study" if name.startswith("studies/") else "train"
+    return f"{path}: change it, then python -m xfresearch.{kind} --config {path}:tiny --workdir runs/{path.stem}"
+
+
+def _file(name: str) -> Path:
+    """The file of a shipped config. Raises UserError if there is none of this name."""
+    if name not in shipped.shipped():
+        raise UserError(f"{name}: there is no such config{shipped.nearest(name)} (python -m xfresearch.configs lists them)")
+    return shipped.shipped()[name]
+
+
+if __name__ == "__main__":
+    command.run(main)

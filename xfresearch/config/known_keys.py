@@ -1,0 +1,84 @@
+"""The keys of a run's config, kept in the cache: a typo is answered before JAX is imported.
+
+The options of a kind stand in the file of its module, which imports JAX and Flax. That takes seconds. The first command that
+reads a config keeps the tree of all keys, with the digest of the sources that it is of, and later commands look for their
+overrides there first. What the tree has is checked again, with the config that the file makes.
+"""
+
+import dataclasses
+import json
+from contextlib import suppress
+from pathlib import Path
+
+from xfresearch.config import shipped
+from xfresearch.config.fields import Choice
+from xfresearch.config.overrides import find, split
+from xfresearch.data.cache import cache_root
+from xfresearch.runtime.errors import UserError
+from xfresearch.runtime.files import write_text
+from xfresearch.runtime.identity import source_digest
+
+
+def check(arguments: list[str]) -> None:
+    """Raises UserError for a config file that does not exist, and for an override whose key no kind and no layout has. It
+    passes what it cannot judge."""
+    file, overrides = split(arguments)
+    shipped.require(file)
+    tree = kept()
+    for name, value in overrides if tree else ():
+        blocks = tree["model"]["blocks"]
+        if name.startswith("model.blocks.") and name.count(".") > 2:  # a file may name its blocks as it likes
+            blocks = blocks.setdefault(name.split(".")[2], blocks["main"])
+        find(tree, name, value, has="has, in one kind or another,")
+
+
+def keep(config) -> None:
+    """Keeps the tree of a config at its defaults, unless the tree of these sources is kept. A cache that cannot be written
+    costs the next typo some seconds, and no more."""
+    if kept() is None:
+        with suppress(OSError, UserError):
+            _file().parent.mkdir(parents=True, exist_ok=True)
+            write_text(_file(), json.dumps({"source": source_digest(), "keys": tree_of(config)}))
+
+
+def kept() -> dict | None:
+    """The tree that is kept, if it is of these sources."""
+    try:
+        found = json.loads(_file().read_text(encoding="utf-8"))
+        return found["keys"] if found["source"] == source_digest() else None
+    except (OSError, UserError, ValueError, LookupError, TypeError):  # nothing yet, or the file of something else
+        return None
+
+
+def _file() -> Path:
+    return cache_root() / "keys.json"
+
+
+def tree_of(config) -> dict:
+    """{name: None, or the tree of a group} of a config, with the keys of every kind and layout that a group can have."""
+    found = {}
+    for spec in dataclasses.fields(config):
+        value, chosen = getattr(config, spec.name), spec.metadata.get("choice")
+        if isinstance(value, dict):
+            found[spec.name] = {name: _of_all(chosen) for name in value}
+        elif chosen:
+            found[spec.name] = _of_all(chosen)
+        else:
+            found[spec.name] = tree_of(value) if dataclasses.is_dataclass(value) else None
+    return found
+
+
+def _of_all(chosen: Choice) -> dict:
+    """The trees of all classes that a group can have, as one."""
+    found = {}
+    for name in chosen.classes:
+        _merge(found, tree_of(chosen.make(name)))
+    return found
+
+
+def _merge(into: dict, tree: dict) -> None:
+    for name, group in tree.items():
+        if isinstance(group, dict) and isinstance(into.get(name), dict):
+            _merge(into[name], group)
+        elif into.get(name) is None:
+            into[name] = group

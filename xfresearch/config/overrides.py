@@ -1,0 +1,53 @@
+"""Splits a command line into the config file and its overrides, and finds their keys. This imports no JAX."""
+
+from xfresearch.config import shipped
+from xfresearch.config.other_names import OTHER_NAMES
+from xfresearch.config.reading import nearest_key
+from xfresearch.runtime.errors import UserError, did_you_mean, nearest
+
+
+def split(arguments: list[str]) -> tuple[str, list[tuple[str, str]]]:
+    """The config file and the (dotted key, value) overrides in `arguments`: `--name=value` or `--name value`."""
+    file = ""
+    overrides = []
+    rest = list(arguments)
+    while rest:
+        name, has_value, value = rest.pop(0).partition("=")
+        if name != "--config" and not name.startswith("--config."):
+            help_ = "(see --help; a key of the config is --config.KEY=VALUE)"
+            raise UserError(f"{name}: there is no such option{_nearest_flag(name)} {help_}")
+        if not has_value:
+            if not rest:
+                raise UserError(f"{name}: a value is missing")
+            value = rest.pop(0)
+        if name == "--config":
+            file = value
+        else:
+            overrides.append((name.removeprefix("--config."), value))
+    if not file:
+        raise UserError(f"--config FILE[:arg] is missing; {shipped.listed()}")
+    return file, overrides
+
+
+def _nearest_flag(name: str) -> str:
+    """'; did you mean '--config.optimizer.learning_rate'?' for --lr."""
+    key = OTHER_NAMES.get(name.lstrip("-").replace("-", "_"))
+    return did_you_mean([f"--config.{key}"]) if key else nearest(name, ["--config", "--workdir"])
+
+
+def find(config, name: str, value: str, has: str = "has"):
+    """The group or value of a config at the dotted key of an override. Raises UserError if there is none; `has` stands
+    before the keys that there are."""
+    current = config
+    path = "config"
+    parts = name.split(".")
+    for index, part in enumerate(parts):
+        group = current if hasattr(current, "keys") else {}
+        if part not in group:
+            holds = "has no keys" if hasattr(current, "keys") else "holds a single value"
+            existing = f"{path} {has} {', '.join(group)}" if group else f"{path} {holds}"
+            hint = nearest_key(".".join(parts[index:]), (path, group), ("config", config))
+            raise UserError(f"config.{name}={value}: there is no key '{part}'{hint} ({existing})")
+        current = current[part]
+        path = f"{path}.{part}"
+    return current
