@@ -1,6 +1,7 @@
 """Writes the generated parts of the documentation: python -m docs.write. tests/test_docs.py checks them."""
 
 import json
+import re
 import textwrap
 from dataclasses import replace
 from functools import partial
@@ -13,6 +14,8 @@ from xfresearch.runtime.command import run
 
 HERE = Path(__file__).parent
 KEYS = "## Every key\n\n"
+SITE = re.compile(r"norms\.(\w+)\.")
+NUMBERED = re.compile(r"\.feed_forward_\d\.")
 DEFAULTS = "## Defaults\n\n"
 TABLE = "## The table\n\n"
 PLANS = "## The plans\n\n"
@@ -47,7 +50,7 @@ decode with. The ratio is the speed relative to the model before, the median ove
 
 """
 MODELS_TITLE = "## Memories and lens of two trained models\n\n"
-APPLIES_TITLE = "## Which analysis applies to which config\n\n"
+APPLIES_TITLE = "# Which analysis applies to which config\n\n"
 FIGURES = {  # in docs/data/anatomy.json
     "triggers whose last token two others of their key have too": "shared",
     "the same for the last two tokens": "shared_2",
@@ -59,7 +62,7 @@ FIGURES = {  # in docs/data/anatomy.json
     "loss in nats": "loss",
 }
 MEASURED = "## Measured\n\n"
-OUTCOMES_TITLE = "## Every conversion on every named config\n\n"
+OUTCOMES_TITLE = "# Every conversion on every named config\n\n"
 
 
 def _before(page: str, section: str) -> str:
@@ -69,7 +72,22 @@ def _before(page: str, section: str) -> str:
 
 def configuration() -> str:
     """docs/configuration.md with the table of keys that the code has now."""
-    return _before("configuration.md", KEYS) + KEYS + describe()
+    return _before("configuration.md", KEYS) + KEYS + _folded(describe())
+
+
+def _folded(table: str) -> str:
+    """The table of keys, where groups with the same options have their rows once, as `norms.SITE` and `feed_forward`."""
+    sites, rows = [], {}
+    for line in table.splitlines():
+        if found := SITE.search(line):
+            sites.append(found[1])
+            line = SITE.sub("norms.SITE.", re.sub(r" \(layout=[^)]*\)", "", line))
+        rows[NUMBERED.sub(".feed_forward.", line)] = None
+    names = ", ".join(f"`{name}`" for name in dict.fromkeys(sites))
+    return (
+        f"SITE is a place for a norm that the layout has: {names}. The layers `feed_forward_1` and `feed_forward_2` of the\n"
+        "layout `macaron` have the options of `feed_forward`.\n\n" + "\n".join(rows) + "\n"
+    )
 
 
 def kernels() -> str:
@@ -156,14 +174,28 @@ def scale() -> str:
     return _before("scale.md", PLANS) + PLANS + tables(rows)
 
 
+def every_plan() -> str:
+    """docs/data/tables/plans.md: every named config on three machines."""
+    from docs.scale import EVERY, TITLES, about, plans
+
+    found = [row for row in json.loads((HERE / "data" / "scale.json").read_text())["rows"].values() if row["group"] == EVERY]
+    return f"# {TITLES[EVERY]}\n\n{about(found)} What the columns mean: [named plans](../../scale.md).\n\n{plans(found)}"
+
+
 def surgery() -> str:
-    """docs/surgery.md with the list of conversions, and the outcomes of docs/data/surgery.json."""
-    from docs.surgery import table
+    """docs/surgery.md with the list of conversions, and what they cost and buy."""
     from xfresearch.surgery import CONVERSIONS
 
     text = _before("surgery.md", CONVERSIONS_TITLE)
     lines = "".join(_conversion(each) for each in CONVERSIONS.values())
     head = "| conversion | what it does | exact if | options |\n|---|---|---|---|\n"
+    return f"{text}{CONVERSIONS_TITLE}{head}{lines}\n{_cost_of_a_billion()}\n{_decoding()}"
+
+
+def outcomes() -> str:
+    """docs/data/tables/conversions.md: the outcomes of docs/data/surgery.json."""
+    from docs.surgery import table
+
     rows = json.loads((HERE / "data" / "surgery.json").read_text())["rows"]
     where = f"at commit {_distinct(rows, 'commit')} on {_distinct(rows, 'machine', 'cpu')}"
     measure = (
@@ -172,8 +204,7 @@ def surgery() -> str:
         "Since then `upcycle` takes biases,\nwhich it refused in four of the configs."
     )
     about = f"`python -m docs.surgery` on {_distinct(rows, 'date')} {where}. {measure}\n\n"
-    measured = f"{_cost_of_a_billion()}\n{_decoding()}\n{OUTCOMES_TITLE}{about}{table(rows)}"
-    return f"{text}{CONVERSIONS_TITLE}{head}{lines}\n{measured}"
+    return f"{OUTCOMES_TITLE}{about}{table(rows)}"
 
 
 def _cost_of_a_billion() -> str:
@@ -218,7 +249,12 @@ def _listed(allowed: tuple) -> str:
 
 
 def anatomy() -> str:
-    """docs/anatomy.md with the figures of docs/data/anatomy.json and the table of the analyses that apply to each config."""
+    """docs/anatomy.md with the figures of docs/data/anatomy.json."""
+    return f"{_before('anatomy.md', MODELS_TITLE)}{MODELS_TITLE}{_memories_and_lens()}"
+
+
+def applies() -> str:
+    """docs/data/tables/analyses.md: the analyses that apply to each config."""
     from xfresearch.analysis.registry import ANALYSES
     from xfresearch.config.files import parse
 
@@ -228,8 +264,7 @@ def anatomy() -> str:
             model = parse(["--config", f"{file}:tiny"]).model
             cells = [each.applies(model) or "yes" for each in ANALYSES.values()]
             lines.append(f"| {file.stem} |" + "".join(f" {cell} |" for cell in cells) + "\n")
-    text = _before("anatomy.md", MODELS_TITLE)
-    return f"{text}{MODELS_TITLE}{_memories_and_lens()}\n{APPLIES_TITLE}{''.join(lines)}"
+    return f"{APPLIES_TITLE}{''.join(lines)}"
 
 
 def _memories_and_lens() -> str:
@@ -308,6 +343,8 @@ PAGES = {
     "anatomy.md": anatomy,
     "questions/where_is_a_fact.md": where_is_a_fact,
 }
+# Tables that pages link to, and that are too long to be read with them.
+PAGES |= {"data/tables/conversions.md": outcomes, "data/tables/plans.md": every_plan, "data/tables/analyses.md": applies}
 PAGES |= {f"questions/{page}.md": partial(question, page) for page in studies.ANSWERS}
 PAGES |= {"questions/answers.svg": studies.answers}
 PAGES |= {f"questions/{name}.svg": partial(studies.picture, name) for name in studies.pictures()}
@@ -316,7 +353,7 @@ PAGES |= {f"layouts/{name}.svg": partial(layout_drawing, name) for name in LAYOU
 
 def main(arguments) -> None:
     for page, current in PAGES.items():
-        (HERE / page).parent.mkdir(exist_ok=True)
+        (HERE / page).parent.mkdir(exist_ok=True, parents=True)
         (HERE / page).write_text(current())
 
 
