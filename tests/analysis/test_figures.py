@@ -86,6 +86,8 @@ def test_memories(layout, form, x64):
 @some_layouts
 def test_lens_and_attribution(layout, form, x64):
     lm = made(layout, form)
+    if layout == "hyper_connections":
+        pytest.skip("several residual streams, which are mixed")
     found, p = analysis.lens(lm, TOKENS_NL).data, figures.Pass.of(lm.config, lm.params, TOKENS_NL)
     for name, value_BN in figures.lens(p).items():
         assert relative_error(found[f"{name}_rows"], value_BN) < CLOSE, name

@@ -127,8 +127,9 @@ def _hyper_connections(x, a, f, n, b, N):
         y = part(x, n[f"{part.name}_in"](h))
         H_LXD = np.einsum("lyx,lyd->lxd", A_r, H_LXD) + B[..., None] * y[:, None]
         with at(part.name):
-            b["carried"]["streams"] = record("streams", H_LXD)
+            H_LXD = record("streams", H_LXD)
         x = part.end(H_LXD.sum(1))
+        b["carried"]["streams"] = H_LXD + ((x - H_LXD.sum(1)) / H_LXD.shape[1])[:, None]  # x may have been changed
     return x
 
 
