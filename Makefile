@@ -62,7 +62,7 @@ eval: $(VENV)/.ready-eval
 lock: $(BIN)/python
 	$(BIN)/python -m pip install --quiet uv
 	$(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --no-header --output-file requirements.lock \
-		requirements.txt requirements-cloud.txt
+		requirements.txt requirements-cloud.txt requirements-eval.txt
 
 libtpu: $(VENV)/.ready-plan
 

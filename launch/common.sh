@@ -24,6 +24,34 @@ commit() {
   printf '%s\n' "$name"
 }
 
+# tree: a name of the files of this checkout, for the tag of an image: the commit, and a digest of what has changed since.
+tree() {
+  local name changes
+  name=$(git rev-parse --verify --quiet --short=12 HEAD) || fail "the checkout has no commit, which names the image: give --image a tag"
+  changes=$({ git diff HEAD && git ls-files -z --others --exclude-standard | xargs -0 -r cat; } | sha256sum)
+  [[ -z $(git status --porcelain) ]] || name+=-${changes:0:8}
+  printf '%s\n' "$name"
+}
+
+# image_name: --image, with `tree` as its tag if it has none. An image that is built always has that one: with a tag that
+# is used again, machines run the old image that they have.
+image_name() {
+  local image=${option[image]} has name
+  [[ ${image##*/} == *[:@]* ]] && has=yes || has=no
+  [[ $has == no || ${option[build]} == no ]] ||
+    fail "--image='$image' is not allowed with --build: leave out the tag, it is the name of the commit"
+  [[ $has == no ]] || { printf '%s' "$image" && return; }
+  name=$(tree) || exit
+  printf '%s:%s' "$image" "$name"
+}
+
+# build_image IMAGE JAX: builds the image from this checkout, and pushes it.
+build_image() {
+  run docker build --platform linux/amd64 --build-arg JAX="$2" --build-arg COMMIT="$(commit)" --tag "$1" \
+    --file launch/Dockerfile .
+  run docker push "$1"
+}
+
 # parse ARGUMENTS...: fills `option`, `arguments` (the positional arguments) and `job` (the words after --).
 parse() {
   arguments=() job=()
@@ -105,15 +133,16 @@ job_flag() {
   printf '%s' "$value"
 }
 
-# job_module: prints NAME if the job is `python -m xfresearch.NAME`, otherwise nothing.
+# job_module: prints NAME if the job is `python -m xfresearch.NAME` or `python -m xfresearch NAME`, otherwise nothing.
 job_module() {
-  [[ " ${job[*]} " =~ " -m xfresearch."([a-z_]+)" " ]] && printf '%s' "${BASH_REMATCH[1]}" || true
+  [[ " ${job[*]} " =~ " -m xfresearch"[.\ ]([a-z_]+)" " ]] && printf '%s' "${BASH_REMATCH[1]}" || true
 }
 
 # check_job: finds mistakes in the job before a machine costs money: an unknown command, a missing config file.
 check_job() {
   ((${#job[@]})) || fail "the job is missing: write it after --, e.g. -- python -m xfresearch.evaluate --workdir runs/a"
   local module config commands
+  [[ ${job[0]} != xfresearch ]] || job=(python -m "${job[@]}") # the machines have this checkout, and no such program
   module=$(job_module) config=$(job_flag --config)
   commands=$(cd xfresearch && grep -lE '^ *(command\.)?run\(main' ./*.py | sed 's|./||; s|.py$||' | paste -s -d ' ' -)
   [[ -z $module || " $commands " == *" $module "* ]] ||

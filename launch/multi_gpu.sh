@@ -33,6 +33,7 @@ environment=('JAX_PLATFORMS=cuda,cpu')
 if [[ -z ${option[image]} ]]; then
   run_last env "${environment[@]}" "${job[@]}"
 else
-  run_last docker run --rm --init --gpus all --ipc host --volume "$PWD/runs:/xfresearch/runs" "${environment[@]/#/--env=}" \
-    "${option[image]}" "${job[@]}"
+  # --user: results belong to the caller, and not to root.
+  run_last docker run --rm --init --gpus all --ipc host --user "$(id -u):$(id -g)" --volume "$PWD/runs:/xfresearch/runs" \
+    "${environment[@]/#/--env=}" "${option[image]}" "${job[@]}"
 fi

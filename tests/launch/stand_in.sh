@@ -7,7 +7,8 @@ printf '%s\x1f' "$name" "$@" >>"$folder/calls"
 printf '\x1e' >>"$folder/calls"
 
 for rule in "$folder"/answers/*/; do
-  read -r pattern <"$rule/pattern" || continue
+  [[ -e $rule ]] || break
+  read -r pattern <"$rule/pattern"
   [[ $words =~ $pattern ]] || continue
   for answer in "$rule"*.answer; do
     [[ -e $answer ]] || continue 2 # all answers were given

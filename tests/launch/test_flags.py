@@ -50,9 +50,10 @@ def pages() -> dict[str, list[list[str]]]:
         text = re.sub(r"\\\n", " ", path.read_text())
         examples = [re.sub(r"^[#|]? *", "", line) for line in text.splitlines() if " -m xfresearch." in line]
         found[path.name] = [words for line in examples for words in our_commands(line) if "COMMAND" not in line]
-    (group,) = yaml.safe_load((ROOT / "launch" / "gke.yaml").read_text())["spec"]["replicatedJobs"]
-    (container,) = group["template"]["spec"]["template"]["spec"]["containers"]
-    found["gke.yaml"] = our_commands(shlex.join(container["args"]))
+    for name in ("gke.yaml", "gke_gpu.yaml"):
+        (group,) = yaml.safe_load((ROOT / "launch" / name).read_text())["spec"]["replicatedJobs"]
+        (container,) = group["template"]["spec"]["template"]["spec"]["containers"]
+        found[name] = our_commands(shlex.join(container["args"]))
     (container,) = yaml.safe_load((ROOT / "launch" / "gke_study.yaml").read_text())["spec"]["template"]["spec"][
         "containers"
     ]
@@ -82,7 +83,7 @@ def test_every_flag_and_key_of_an_example_exists(words):
 
 
 def test_examples_were_found():
-    expected = {"launch.md", "studies.md", "local.sh", "multi_gpu.sh", "gke.yaml", "gke_study.yaml"}
+    expected = {"launch.md", "studies.md", "local.sh", "multi_gpu.sh", "gke.yaml", "gke_gpu.yaml", "gke_study.yaml"}
     assert expected <= {name for name, _ in EXAMPLES}
     assert sum(name == "launch.md" for name, _ in EXAMPLES) >= 5
 
@@ -136,6 +137,16 @@ def test_every_flag_that_local_sh_adds_exists(launcher):
         ("tpu_vm.sh", f"{TPU_VM} --retries 08 {TRAIN}", "--retries='08'"),
         ("tpu_vm.sh", f"{TPU_VM} --accelerator v6e-08 {TRAIN}", "--accelerator='v6e-08'"),
         ("tpu_vm.sh", f"{TPU_VM} -- python -m xfresearch.outline", "there is no such command"),
+        (
+            "gke.sh",
+            f"{GKE} --tpu-type v5litepod-4 {TRAIN}",
+            "'v5litepod-4' is not allowed: XPK's smallest v5litepod is",
+        ),
+        ("gke.sh", f"{GKE} --gpu-type b200-8 {TRAIN}", "--tpu-type and --gpu-type: give exactly one"),
+        ("gke.sh", f"{GKE} --tpu-type= --gpu-type b200 {TRAIN}", "--gpu-type='b200'.* such as h100-mega-80gb-8"),
+        ("gke.sh", f"{GKE} --tpu-type= --gpu-type b200-8 --slices 2 {TRAIN}", "--slices='2'.* give --nodes"),
+        ("gke.sh", f"{GKE} --nodes 2 {TRAIN}", "--nodes='2'.* give --slices"),
+        ("gke.sh", f"{GKE} --build {TRAIN}", "--image='x:1' is not allowed with --build"),
         ("gke.sh", f"{GKE} --tpu-type h100 {TRAIN}", "--tpu-type='h100'"),
         ("gke.sh", f"{GKE} --tpu-type v6e-x {TRAIN}", "--tpu-type='v6e-x'"),
         ("gke.sh", f"{GKE} --image= {TRAIN}", "--image=''"),
@@ -172,7 +183,7 @@ def test_an_error_is_one_line_and_nothing_is_run(launcher, script, arguments, me
     [
         ("tpu_vm.sh", f"{TPU_VM} {TRAIN}", "gcloud"),
         ("gke.sh", f"{GKE} {TRAIN}", "xpk"),
-        ("gke.sh", f"{GKE} --create spot --build {TRAIN}", "docker"),
+        ("gke.sh", f"{GKE} --image x --create spot --build {TRAIN}", "docker"),
         ("slurm.sbatch", TRAIN, "sbatch"),
         ("multi_gpu.sh", f"--image x:1 {TRAIN}", "docker"),
     ],
@@ -180,10 +191,8 @@ def test_an_error_is_one_line_and_nothing_is_run(launcher, script, arguments, me
 def test_a_missing_program_is_reported_before_anything_is_run(launcher, tmp_path, script, arguments, program):
     tools = tmp_path / "tools"
     tools.mkdir()
-    found = {
-        tool: shutil.which(tool)
-        for tool in ("bash", "dirname", "sed", "grep", "paste", "sort", "tr", "mktemp", "rm", "cut")
-    }
+    words = "bash dirname sed grep paste sort tr mktemp rm cut cat git sha256sum xargs awk"
+    found = {tool: shutil.which(tool) for tool in words.split()}
     found |= {name: launcher.folder / "bin" / name for name in ("xpk", "gcloud", "sbatch", "docker") if name != program}
     for name, path in found.items():
         (tools / name).symlink_to(path)

@@ -14,7 +14,8 @@ def names(text: str) -> set[str]:
 
 def test_every_requirement_has_an_exact_version():
     lock = (ROOT / "requirements.lock").read_text()
-    wanted = names((ROOT / "requirements.txt").read_text()) | names((ROOT / "requirements-cloud.txt").read_text())
+    files = ("requirements.txt", "requirements-cloud.txt", "requirements-eval.txt")
+    wanted = set().union(*(names((ROOT / file).read_text()) for file in files))
     assert wanted <= names(lock), "run `make lock`"
     pinned = [line for line in lock.splitlines() if line and not line.lstrip().startswith("#")]
     assert all(re.match(r"[a-z0-9-]+(\[.*\])?==\S+( ; .*)?$", line) for line in pinned)

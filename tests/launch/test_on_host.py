@@ -34,6 +34,19 @@ def test_a_signal_is_forwarded_and_the_command_has_time_to_save(code):
     assert process.returncode == code
 
 
+def test_the_settings_of_nccl_that_a_node_has_reach_the_command(tmp_path):
+    """gIB's and TCPXO's come with the node, at paths that are in no other container."""
+    settings = tmp_path / "set_nccl_env.sh"
+    settings.write_text("export NCCL_NET=gIB FROM=$NCCL_LIB_DIR\n")
+    text = (ROOT / "launch" / "entrypoint.sh").read_text()
+    assert "/usr/local/gib/scripts/set_nccl_env.sh" in text
+    script = tmp_path / "entrypoint.sh"
+    script.write_text(text.replace("/usr/local/gib/scripts/set_nccl_env.sh", str(settings)))
+    command = ["bash", str(script), "bash", "-c", "echo $NCCL_NET $FROM"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "gIB /usr/local/nvidia/lib64\n", "")
+
+
 def counted(tmp_path, then: str) -> list[str]:
     """A command that counts its starts in the file `starts`, then runs `then`."""
     begin = f"import sys, time; open({str(tmp_path / 'starts')!r}, 'a').write('x'); print('up', flush=True); "

@@ -80,6 +80,24 @@ EVENTS = (
     ),
 )
 
+XPK = "gke.sh --cluster tpus --workload my-job --tpu-type v6e-16 --slices 2 --image REPOSITORY/xfresearch:3f2a9c0d1e4b"
+HEAD = "Jobset Name   Created Time   Priority   Needed   Running   Done   Status"
+EVENTS += (
+    Event("GKE: the job finishes", f"{XPK} --wait -- {JOB}"),
+    Event("GKE: the job fails", f"{XPK} --wait -- {JOB}", (("wait-for-job-completion", ("", 125)),), 125),
+    Event(
+        "GKE: a second launch",
+        f"{XPK} -- {JOB}",
+        (("workload list", f"{HEAD}\nmy-job   03:00   medium   8   8   0   Admitted"),),
+        2,
+    ),
+    Event(
+        "GKE: the job has ended, and is started again",
+        f"{XPK} -- {JOB}",
+        (("workload list", f"{HEAD}\nmy-job   03:00   medium   8   8   0   Finished"),),
+    ),
+)
+
 
 def play(event: Event, folder: Path) -> tuple[str, int, list[str]]:
     """What a person sees in an event, the exit code of the script, and the verbs of its calls."""
@@ -111,7 +129,7 @@ def _with_closed_terminal(launcher: Launcher, script: str, arguments: list[str])
 def _shortened(text: str) -> str:
     """What a script printed, with its commands cut after the name of the machines."""
     lines = [line for line in text.splitlines() if not re.search("pack.sh|files are not packed|^Hangup", line)]
-    return "\n".join(re.sub(r"^(\+ .*?(?: llama:?| my-job|apply)) .*", r"\1 ...", line) for line in lines)
+    return "\n".join(re.sub(r"^(\+ .*?(?: llama:?|workload \w+ --cluster tpus)) .*", r"\1 ...", line) for line in lines)
 
 
 def section(folder: Path) -> str:

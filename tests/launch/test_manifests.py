@@ -1,0 +1,117 @@
+"""The manifests in launch/ fit the published schemas of JobSet and Kubernetes, and say what the pages say."""
+
+import math
+
+import pytest
+import yaml
+
+from tests.launch.stand_ins import ROOT
+from xfresearch.studies import design
+from xfresearch.studies.cells import jobs
+
+
+def read(name: str) -> dict:
+    return yaml.safe_load((ROOT / "launch" / name).read_text())
+
+
+def pod_of(manifest: dict) -> dict:
+    """The spec of the pods of a JobSet."""
+    (group,) = manifest["spec"]["replicatedJobs"]
+    return group["template"]["spec"]["template"]["spec"]
+
+
+def lost(given, kept, path: str = ""):
+    """The paths of what is not in `kept`: a schema keeps only what it has."""
+    if isinstance(given, dict):
+        for key, value in given.items():
+            yield from lost(value, kept[key], f"{path}.{key}") if key in kept else [f"{path}.{key}"]
+    elif isinstance(given, list):
+        for number, (value, other) in enumerate(zip(given, kept, strict=True)):
+            yield from lost(value, other, f"{path}[{number}]")
+    elif given != kept:
+        yield path
+
+
+def faults(manifest: dict) -> list[str]:
+    """What does not fit the schema of a manifest's kind. Raises a ValidationError for a value of another type."""
+    from kubeflow_trainer_api.models.io_k8s_api_batch_v1_job_spec import IoK8sApiBatchV1JobSpec
+    from kubeflow_trainer_api.models.jobset_v1alpha2_job_set import JobsetV1alpha2JobSet
+
+    if manifest["kind"] == "JobSet":
+        return list(lost(manifest, JobsetV1alpha2JobSet.from_dict(manifest).to_dict()))
+    assert (manifest["apiVersion"], manifest["kind"]) == ("batch/v1", "Job")
+    return list(lost(manifest["spec"], IoK8sApiBatchV1JobSpec.from_dict(manifest["spec"]).to_dict()))
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in (ROOT / "launch").glob("*.yaml")))
+def test_a_manifest_fits_the_published_schema(name):
+    assert faults(read(name)) == []
+
+
+def test_a_wrong_manifest_does_not_fit():
+    manifest = read("gke.yaml")
+    pod_of(manifest)["containers"][0]["ressources"] = {}
+    manifest["spec"]["maxRestarts"] = 3
+    found = faults(manifest)
+    assert any(path.endswith("containers[0].ressources") for path in found) and ".spec.maxRestarts" in found
+    manifest["spec"]["replicatedJobs"][0]["replicas"] = "two"
+    with pytest.raises(ValueError, match="replicas"):
+        faults(manifest)
+
+
+@pytest.mark.parametrize("name", ["gke.yaml", "gke_gpu.yaml"])
+def test_what_the_manifests_of_runs_share(name):
+    manifest = read(name)
+    (group,) = manifest["spec"]["replicatedJobs"]
+    job, pod = group["template"]["spec"], pod_of(manifest)
+    (container,) = pod["containers"]
+    (rule,) = job["podFailurePolicy"]["rules"]
+    assert rule["onExitCodes"] == {"containerName": container["name"], "operator": "In", "values": [2, 3]}
+    assert job["parallelism"] == job["completions"] and pod["restartPolicy"] == "Never"
+    assert pod["serviceAccountName"] == "xfresearch" and (ROOT / container["command"][0]).is_file()
+    assert container["image"].endswith(":COMMIT") and "privileged" not in str(manifest)
+    (token,) = (entry for entry in container["env"] if entry["name"] == "HF_TOKEN")
+    assert token["valueFrom"]["secretKeyRef"] == {"name": "xfresearch", "key": "HF_TOKEN", "optional": True}
+    arguments = container["args"]
+    assert arguments[arguments.index("--join-timeout") + 1] == "3600"
+
+
+def test_the_manifest_of_tpus_requests_whole_slices():
+    manifest = read("gke.yaml")
+    pod = pod_of(manifest)
+    (container,) = pod["containers"]
+    chips = math.prod(int(n) for n in pod["nodeSelector"]["cloud.google.com/gke-tpu-topology"].split("x"))
+    hosts = manifest["spec"]["replicatedJobs"][0]["template"]["spec"]["parallelism"]
+    assert hosts == chips / container["resources"]["limits"]["google.com/tpu"]
+    assert container["securityContext"] == {"capabilities": {"add": ["SYS_RESOURCE"]}}
+
+
+def test_nodes_of_gpus_find_each_other_and_their_network():
+    """The coordinator is the first pod, by the name that JobSet gives it (jobset_types.go: network.subdomain)."""
+    manifest = read("gke_gpu.yaml")
+    (group,) = manifest["spec"]["replicatedJobs"]
+    job, pod = group["template"]["spec"], pod_of(manifest)
+    (container,) = pod["containers"]
+    value = dict(zip(container["args"], container["args"][1:], strict=False))
+    name = manifest["metadata"]["name"]
+    assert value["--coordinator"].startswith(f"{name}-{group['name']}-0-0.{name}:")
+    assert value["--processes"] == str(job["parallelism"]) and value["--process"] == "$(NODE)"
+    mounts = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
+    volumes = {volume["name"]: volume for volume in pod["volumes"]}
+    assert volumes[mounts["/dev/shm"]]["emptyDir"]["medium"] == "Memory"
+    assert volumes[mounts["/usr/local/gib"]]["hostPath"]["path"] == "/home/kubernetes/bin/gib"
+    networks = yaml.safe_load(job["template"]["metadata"]["annotations"]["networking.gke.io/interfaces"])
+    assert (
+        sum(each["network"].startswith("rdma-") for each in networks)
+        == container["resources"]["limits"]["nvidia.com/gpu"]
+    )
+    assert pod["securityContext"]["runAsNonRoot"] is True
+
+
+def test_the_manifest_of_a_study_runs_one_cell_in_each_pod():
+    manifest = read("gke_study.yaml")["spec"]
+    (container,) = manifest["template"]["spec"]["containers"]
+    arguments = container["args"]
+    study = design.read(["--config", arguments[arguments.index("--config") + 1]])
+    assert manifest["completionMode"] == "Indexed" and manifest["completions"] == len(jobs(study))
+    assert arguments[:3] == ["python", "-m", "xfresearch.study"] and arguments[-2:] == ["--cell", "auto"]
