@@ -37,6 +37,7 @@ FLAGS = {
     "xpk workload list": f"{PLACE} --cluster --wait-for-job-completion --filter-by-job",
     "xpk workload delete": f"{PLACE} --cluster --workload --force",
     "kubectl apply": "-f",
+    "kubectl create serviceaccount": "",
     "kubectl get": "--ignore-not-found -o",
     "kubectl delete": "-f",
     "kubectl logs": "-f -l --prefix",

@@ -87,6 +87,13 @@ def test_the_command_arrives_unchanged_behind_the_entry_point(launcher):
     assert words == ["exec", "launch/entrypoint.sh", *job]
 
 
+def test_the_short_form_of_a_command_is_that_of_the_machines(launcher):
+    """They have the checkout, and no program `xfresearch`."""
+    launcher.run("gke.sh", *JOB, "--", "xfresearch", "train", *TRAIN[4:])
+    assert "exec launch/entrypoint.sh python -m xfresearch train --config" in launcher.calls[-1][-1]
+    assert launcher.calls[-1][-1].endswith("--join-timeout 3600")
+
+
 def test_nodes_of_gpus_get_the_coordinator_that_xpk_names(launcher):
     launcher.run("gke.sh", *GPUS, *TRAIN)
     call = launcher.calls[-1]
