@@ -35,12 +35,12 @@ def configs() -> list[str]:
 
 def rough_model(name: str, overrides: list[str] = ()):
     """A language model with the config `name`, whose gains, biases and scales are all random."""
-    from xfresearch.config.files import parse
-    from xfresearch.config.resolving import with_vocabulary
     from xfresearch.data.labels import open_data_set, trains_on_labels
     from xfresearch.data.tokenizers import tokenizer_for
     from xfresearch.loading.language_model import LanguageModel
     from xfresearch.models import transformer
+    from xfresearch.run.files import parse
+    from xfresearch.run.resolving import with_vocabulary
 
     config = parse(["--config", name, *overrides])
     labelled = trains_on_labels(config.data)
@@ -137,7 +137,7 @@ def measure(output: str, only: list[str]) -> None:
 def billion(output: str) -> None:
     """Writes the seconds and the peak of memory of merge_query_key on a GPT-2 with a billion parameters."""
     from xfresearch import surgery
-    from xfresearch.models.closed_form import costs
+    from xfresearch.run.closed_form import costs
     from xfresearch.runtime.files import write_json
     from xfresearch.runtime.hardware import environment
 

@@ -8,8 +8,8 @@ from functools import partial
 from pathlib import Path
 
 from docs import studies
-from xfresearch.config.describing import describe
 from xfresearch.models.layouts import LAYOUTS
+from xfresearch.run.describing import describe
 from xfresearch.runtime.command import run
 
 HERE = Path(__file__).parent
@@ -127,9 +127,9 @@ def variant_names() -> list[str]:
 
 
 def _row(name: str) -> str:
-    from xfresearch.config.files import parse
     from xfresearch.configs.variants import VARIANTS
-    from xfresearch.models.closed_form import costs
+    from xfresearch.run.closed_form import costs
+    from xfresearch.run.files import parse
 
     file, _, argument = name.partition(":")
     config = parse(["--config", name])
@@ -256,7 +256,7 @@ def anatomy() -> str:
 def applies() -> str:
     """docs/data/tables/analyses.md: the analyses that apply to each config."""
     from xfresearch.analysis.registry import ANALYSES
-    from xfresearch.config.files import parse
+    from xfresearch.run.files import parse
 
     lines = ["| config |" + "".join(f" {name} |" for name in ANALYSES) + "\n", "|---" * (len(ANALYSES) + 1) + "|\n"]
     for file in sorted((HERE.parent / "configs").glob("*.py")):

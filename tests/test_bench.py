@@ -9,7 +9,7 @@ from tests.tiny_runs import make_run
 from xfresearch import bench
 from xfresearch.benchmarks import arrays, equal_flops, flags, operations, rates, save
 from xfresearch.data import pipeline
-from xfresearch.models.closed_form import costs
+from xfresearch.run.closed_form import costs
 from xfresearch.runtime.errors import UserError
 
 ROOT = Path(__file__).parent.parent

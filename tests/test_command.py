@@ -10,10 +10,11 @@ import pytest
 
 from tests.test_config import MISTAKES
 from xfresearch import __main__, __version__
-from xfresearch.config import known_keys, shipped
-from xfresearch.config.files import parse
+from xfresearch.config import shipped
 from xfresearch.config.other_names import OTHER_NAMES
-from xfresearch.config.run import Config
+from xfresearch.run import known_keys
+from xfresearch.run.config import Config
+from xfresearch.run.files import parse
 from xfresearch.runtime import command
 from xfresearch.runtime.errors import UserError
 

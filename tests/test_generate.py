@@ -11,7 +11,7 @@ import pytest
 
 from tests.tiny_runs import ROOT, make_run
 from xfresearch import evaluate, generate
-from xfresearch.config.run import DataConfig
+from xfresearch.config.options import DataConfig
 from xfresearch.loading import loading
 from xfresearch.runtime import command
 from xfresearch.runtime.errors import UserError

@@ -11,10 +11,10 @@ import xfresearch as xf
 from tests.contracts.variants import ROOT
 from xfresearch import evaluate, generate, train
 from xfresearch.checkpoints import store
-from xfresearch.config.files import parse
 from xfresearch.data.pipeline import prepare
 from xfresearch.evaluation import losses
 from xfresearch.loading import loading
+from xfresearch.run.files import parse
 from xfresearch.runtime.errors import UserError
 from xfresearch.training.metrics import read_metrics
 

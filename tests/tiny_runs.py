@@ -6,10 +6,10 @@ from pathlib import Path
 import jax
 
 from xfresearch.checkpoints import store
-from xfresearch.config.files import parse
 from xfresearch.data.tokenizers import ByteTokenizer
 from xfresearch.loading.language_model import LanguageModel
 from xfresearch.models import transformer
+from xfresearch.run.files import parse
 
 ROOT = Path(__file__).parent.parent
 CONFIGS = ("gpt2", "all_attention", "moe")

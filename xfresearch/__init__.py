@@ -10,7 +10,7 @@ _HOMES = {
     "load": "loading.loading",
     "LanguageModel": "loading.language_model",
     "Patch": "models.taps",
-    "costs": "models.closed_form",
+    "costs": "run.closed_form",
     "UserError": "runtime.errors",
 }
 __all__ = sorted(_HOMES)

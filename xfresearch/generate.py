@@ -25,7 +25,7 @@ def main(arguments: list[str]) -> None:
     options = parse(arguments)
     prompts = [*options.prompt, *map(read_prompt, options.prompt_file)] or [""]
 
-    from xfresearch.config.run import DataConfig
+    from xfresearch.config.options import DataConfig
     from xfresearch.data.cache import enable_compilation_cache
     from xfresearch.loading import loading
 

@@ -8,7 +8,7 @@ import math
 import re
 import sys
 
-from xfresearch.config import known_keys
+from xfresearch.run import known_keys
 from xfresearch.runtime import command
 from xfresearch.runtime.files import check_output, write_json
 

@@ -9,7 +9,7 @@ import sys
 import time
 from pathlib import Path
 
-from xfresearch.config import known_keys
+from xfresearch.run import known_keys
 from xfresearch.runtime import command, distributed
 from xfresearch.runtime.files import write_json
 

@@ -7,12 +7,12 @@ import pytest
 from tests.blocks import block
 from tests.contracts.passes import forward
 from tests.contracts.variants import ALL, BATCH, DISTINCT, LENGTH, ROOT
-from xfresearch.config.files import parse
 from xfresearch.models import transformer
-from xfresearch.models.closed_form import costs
 from xfresearch.models.counting import count_flops
 from xfresearch.models.layers import stacks
 from xfresearch.models.model_config import ModelConfig
+from xfresearch.run.closed_form import costs
+from xfresearch.run.files import parse
 
 
 def sizes(tree) -> int:

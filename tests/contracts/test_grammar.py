@@ -19,12 +19,13 @@ import xfresearch as xf
 from tests.contracts.passes import forward
 from tests.contracts.variants import BASE, change, choices, fields, get, model, needed
 from tests.training.test_step import make_batch
-from xfresearch.config.resolving import resolve
-from xfresearch.config.run import Config, OptimizerConfig
+from xfresearch.config.options import OptimizerConfig
 from xfresearch.data.tokenizers import ByteTokenizer
 from xfresearch.models import transformer
-from xfresearch.models.closed_form import costs
 from xfresearch.models.model_config import resolve_model
+from xfresearch.run.closed_form import costs
+from xfresearch.run.config import Config
+from xfresearch.run.resolving import resolve
 from xfresearch.runtime.errors import UserError
 from xfresearch.training.hyper import hyper_of
 from xfresearch.training.program import Program

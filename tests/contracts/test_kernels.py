@@ -21,7 +21,7 @@ from tests.contracts.variants import (
 )
 from tests.daily import daily
 from tests.tolerances import TOLERANCE, relative_error
-from xfresearch.config.run import TrainingConfig
+from xfresearch.config.options import TrainingConfig
 from xfresearch.kernels.attention import REFUSALS
 from xfresearch.models.context import Execution
 from xfresearch.models.feed_forwards.activations import ACTIVATIONS

@@ -12,8 +12,8 @@ import pytest
 from tests.contracts.variants import NAMED, ROOT
 from xfresearch import train
 from xfresearch.checkpoints import store
-from xfresearch.config.files import read_json
 from xfresearch.data.tokenizers import load_tokenizer
+from xfresearch.run.files import read_json
 from xfresearch.training import loop
 
 STEPS, HALF = 6, 3

@@ -22,13 +22,13 @@ from tests.contracts.variants import ALL, VARIANTS, change, choices, fields, inh
 from tests.covers import plain_path
 from xfresearch.config.fields import leaves, option
 from xfresearch.config.groups import to_config_dict
-from xfresearch.config.resolving import model_from
 from xfresearch.models import kinds, transformer
 from xfresearch.models.block_config import BLOCKS
 from xfresearch.models.context import Context
 from xfresearch.models.mixers.softmax.attention import Attention
 from xfresearch.models.mixers.softmax.config import SoftmaxConfig
 from xfresearch.models.model_config import resolve_model
+from xfresearch.run.resolving import model_from
 from xfresearch.runtime.errors import UserError
 
 # Options that change neither initial values nor the training loss, and what they change.

@@ -22,7 +22,6 @@ import numpy as np
 from tests.covers import plain_path
 from tests.daily import daily
 from xfresearch.config import fields as config_fields
-from xfresearch.config.files import parse
 from xfresearch.models import transformer
 from xfresearch.models.block_config import BLOCKS
 from xfresearch.models.feed_forwards.dense import DenseConfig
@@ -32,6 +31,7 @@ from xfresearch.models.mixers.slots import SlotsConfig
 from xfresearch.models.mixers.softmax.config import SoftmaxConfig
 from xfresearch.models.mixers.softmax.options import RopeConfig
 from xfresearch.models.model_config import ModelConfig, mixtures, resolve_model
+from xfresearch.run.files import parse
 from xfresearch.runtime.trees import path_name
 
 ROOT = Path(__file__).parent.parent.parent

@@ -2,7 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from xfresearch.config.run import Config, DataConfig
+from xfresearch.config.options import DataConfig
+from xfresearch.run.config import Config
 
 SHARED = Path(__file__).parents[3] / "shared" / "data"
 

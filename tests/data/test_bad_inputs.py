@@ -16,7 +16,7 @@ import pytest
 from tests.data import made_tokenizers as made
 from tests.data.conftest import shared
 from tests.data.test_corpora import fake_hutter, tfds_corpus  # noqa: F401  (a fixture)
-from xfresearch.config.run import DataConfig
+from xfresearch.config.options import DataConfig
 from xfresearch.data.corpora import documents, splits
 from xfresearch.data.pipeline import prepare
 from xfresearch.data.tokenizers import load_tokenizer, loading, tokenizer_for

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from xfresearch.config.run import DataConfig
+from xfresearch.config.options import DataConfig
 from xfresearch.data import cache
 from xfresearch.data.cache import build_once, cache_root, complete
 from xfresearch.data.pipeline import prepare
@@ -21,7 +21,8 @@ from xfresearch.runtime.errors import UserError
 ROOT = Path(__file__).parents[2]
 CHILD = """
 import json, sys
-from xfresearch.config.run import Config, DataConfig
+from xfresearch.config.options import DataConfig
+from xfresearch.run.config import Config
 from xfresearch.data.pipeline import prepare, stream_tokens
 cache, corpus, tokenizer, slow = sys.argv[1:]
 if slow == "slow":

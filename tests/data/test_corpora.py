@@ -9,7 +9,7 @@ import zipfile
 import pytest
 
 from tests.data.conftest import shared
-from xfresearch.config.run import DataConfig
+from xfresearch.config.options import DataConfig
 from xfresearch.data import texts
 from xfresearch.data.corpora import documents, open_corpus, splits
 from xfresearch.data.download import Published

@@ -7,7 +7,7 @@ from functools import cache
 
 import pytest
 
-from xfresearch.config.run import DataConfig
+from xfresearch.config.options import DataConfig
 from xfresearch.data import fact_words
 from xfresearch.data.cache import digest
 from xfresearch.data.corpora import documents, open_corpus, splits

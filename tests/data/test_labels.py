@@ -8,9 +8,9 @@ import pytest
 
 from tests.contracts.variants import ROOT
 from xfresearch.config.fields import option
-from xfresearch.config.files import parse
 from xfresearch.data import labels
 from xfresearch.data.pipeline import Batches, evaluation_batches, prepare
+from xfresearch.run.files import parse
 from xfresearch.runtime.errors import UserError
 
 TINY = f"--config={ROOT}/configs/brody_majority.py:tiny"

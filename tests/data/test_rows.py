@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from xfresearch.config.run import DataConfig
+from xfresearch.config.options import DataConfig
 from xfresearch.data import files, rows
 from xfresearch.data.corpora import documents
 from xfresearch.data.files import find_files, read_documents

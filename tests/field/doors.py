@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from xfresearch.config.run import DataConfig
+from xfresearch.config.options import DataConfig
 
 
 def documents(texts: Iterable[bytes]) -> str:

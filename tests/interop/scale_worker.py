@@ -70,7 +70,7 @@ def measure(folder: Path, out: Path | None) -> dict:
     import jax.numpy as jnp
 
     import xfresearch as xf
-    from xfresearch.config.run import MeshConfig
+    from xfresearch.config.options import MeshConfig
     from xfresearch.interop import importing  # noqa: F401  loaded now, so that modules are not counted
     from xfresearch.interop.folder import stored_tensors
     from xfresearch.sharding.mesh import device_mesh, mesh_sizes

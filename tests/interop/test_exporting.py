@@ -9,13 +9,13 @@ import pytest
 import xfresearch as xf
 from tests.contracts.variants import NAMED, choices, model, needed, random_params, tokens_for
 from tests.daily import daily
-from xfresearch.config.run import Config
 from xfresearch.interop.config import write_config
 from xfresearch.interop.exporting import choose
 from xfresearch.interop.family import Unsupported
 from xfresearch.interop.matching import differences
 from xfresearch.loading.language_model import LanguageModel
 from xfresearch.models.model_config import ModelConfig
+from xfresearch.run.config import Config
 from xfresearch.runtime.errors import UserError
 
 # {named config, at its tiny size: the family that it is exported as, or the first field that no family can express}

@@ -8,10 +8,10 @@ import pytest
 from jax.sharding import AbstractDevice
 
 from tests.tiny_runs import tiny_config
-from xfresearch.config.resolving import with_vocabulary
 from xfresearch.kernels import defaults
 from xfresearch.kernels.defaults import LAYERS, LOSS_ROWS, TABLES, VOCABULARY, Setting, choose_default
 from xfresearch.planning.formula import abstract_mesh
+from xfresearch.run.resolving import with_vocabulary
 from xfresearch.sharding.mesh import AXES
 from xfresearch.training import outline
 from xfresearch.training.hyper import hyper_of

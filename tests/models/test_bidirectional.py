@@ -10,13 +10,13 @@ from tests.contracts.variants import in_float64, model, random_params, tokens_fo
 from tests.reference import model as reference
 from tests.reference.feed_forward import expert_choice
 from tests.tolerances import TOLERANCE, relative_error
-from xfresearch.config.resolving import resolve
-from xfresearch.config.run import Config
 from xfresearch.models import layers, transformer
-from xfresearch.models.closed_form import costs
 from xfresearch.models.context import Context
 from xfresearch.models.counting import count_flops
 from xfresearch.models.taps import Patch, Taps
+from xfresearch.run.closed_form import costs
+from xfresearch.run.config import Config
+from xfresearch.run.resolving import resolve
 from xfresearch.runtime.errors import UserError
 
 MOE = "blocks.main.feed_forward.moe."

@@ -9,8 +9,7 @@ import pytest
 import xfresearch as xf
 from tests.contracts.passes import forward
 from tests.contracts.variants import LENGTH, VARIANTS, model, tokens_for
-from xfresearch.config.resolving import resolve
-from xfresearch.config.run import Config, DataConfig, TrainingConfig
+from xfresearch.config.options import DataConfig, TrainingConfig
 from xfresearch.data.tokenizers import ByteTokenizer
 from xfresearch.evaluation.losses import make_scorer
 from xfresearch.kernels import attention as attention_kernels
@@ -19,6 +18,8 @@ from xfresearch.models import transformer
 from xfresearch.models.context import Execution
 from xfresearch.models.mixers.softmax.attention import training_call
 from xfresearch.models.mixers.softmax.config import SoftmaxConfig
+from xfresearch.run.config import Config
+from xfresearch.run.resolving import resolve
 from xfresearch.runtime.errors import UserError
 from xfresearch.training.kernel_choices import kernel_choices
 

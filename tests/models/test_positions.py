@@ -11,11 +11,11 @@ from tests.contracts.passes import forward
 from tests.contracts.variants import change, model, random_params, tokens_for
 from tests.reference import attention as reference
 from tests.tolerances import TOLERANCE, relative_error
-from xfresearch.config.files import parse
 from xfresearch.models.mixers.softmax.logit_bias import alibi_slopes, t5_bucket
 from xfresearch.models.mixers.softmax.options import RopeConfig
 from xfresearch.models.mixers.softmax.rope import rope_frequencies, rotate
 from xfresearch.models.model_config import longest_sequence
+from xfresearch.run.files import parse
 from xfresearch.runtime.errors import UserError
 
 LLAMA = RopeConfig(theta=500_000.0, scaling="llama3")

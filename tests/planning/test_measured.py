@@ -5,10 +5,10 @@ import re
 import pytest
 
 from tests.contracts.variants import ROOT
-from xfresearch.config.files import parse
 from xfresearch.planning import plans, report, topologies
 from xfresearch.planning.chips import CHIPS
 from xfresearch.planning.measured import MEASURED, most_similar
+from xfresearch.run.files import parse
 
 
 def config_of(name: str, *overrides: str):

@@ -10,8 +10,8 @@ import pytest
 
 from tests.contracts.variants import ROOT
 from tests.daily import daily
-from xfresearch.config.files import parse
 from xfresearch.planning import accounting, formula, liveness, memory, program
+from xfresearch.run.files import parse
 
 ALONE = {"data": 1, "fsdp": 1, "expert": 1, "tensor": 1, "context": 1}
 

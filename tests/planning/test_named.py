@@ -7,8 +7,8 @@ import pytest
 
 from docs import scale
 from tests.contracts.variants import ROOT
-from xfresearch.config.files import parse
 from xfresearch.planning import named, topologies
+from xfresearch.run.files import parse
 from xfresearch.runtime.errors import UserError
 
 RESULTS = ROOT / "docs" / "data" / "scale.json"

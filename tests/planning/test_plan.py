@@ -8,8 +8,8 @@ import pytest
 
 from tests.contracts.variants import ROOT
 from xfresearch import plan
-from xfresearch.config.files import parse
 from xfresearch.planning import formula, plans, program, report, search, topologies
+from xfresearch.run.files import parse
 from xfresearch.runtime.errors import UserError
 
 LAYERS = ("scan", "unroll")

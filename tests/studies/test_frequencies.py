@@ -4,9 +4,9 @@ import math
 
 import pytest
 
-from xfresearch.config.files import parse
-from xfresearch.config.resolving import with_vocabulary
 from xfresearch.data.tokenizers import vocab_size
+from xfresearch.run.files import parse
+from xfresearch.run.resolving import with_vocabulary
 from xfresearch.studies.frequencies import of_frequencies
 
 

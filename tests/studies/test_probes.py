@@ -10,8 +10,8 @@ from tests.contracts.variants import model
 from tests.tiny_runs import tiny_model
 from xfresearch import LanguageModel
 from xfresearch.analysis.registry import ANALYSES, Analysis
-from xfresearch.config.run import Config
 from xfresearch.models import transformer
+from xfresearch.run.config import Config
 from xfresearch.runtime.errors import NothingMeasured, UserError
 from xfresearch.studies import probes
 

@@ -3,7 +3,8 @@
 import jax.numpy as jnp
 import optax
 
-from xfresearch.config.run import Config, OptimizerConfig
+from xfresearch.config.options import OptimizerConfig
+from xfresearch.run.config import Config
 from xfresearch.training.hyper import hyper_of
 from xfresearch.training.optimizer import update_rule
 

@@ -9,8 +9,9 @@ import optax
 import pytest
 
 from tests.training.rules import rule_of
-from xfresearch.config.resolving import resolve
-from xfresearch.config.run import Config, OptimizerConfig
+from xfresearch.config.options import OptimizerConfig
+from xfresearch.run.config import Config
+from xfresearch.run.resolving import resolve
 from xfresearch.runtime.errors import UserError
 from xfresearch.sharding.letters import Axes
 from xfresearch.training.hyper import hyper_of, learning_rate

@@ -16,7 +16,7 @@ import pytest
 
 from tests.contracts.variants import ALL
 from tests.training.rules import rule_of
-from xfresearch.config.run import OptimizerConfig
+from xfresearch.config.options import OptimizerConfig
 from xfresearch.models import transformer
 from xfresearch.runtime.trees import path_name
 

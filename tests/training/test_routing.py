@@ -18,7 +18,7 @@ from tests.simulated import results_on_devices
 from tests.tolerances import TOLERANCE, relative_error
 from tests.training.rules import rule_of
 from tests.training.test_step import make_batch, make_config
-from xfresearch.config.run import OptimizerConfig
+from xfresearch.config.options import OptimizerConfig
 from xfresearch.models import transformer
 from xfresearch.models.context import Context
 from xfresearch.models.feed_forwards.moe import below_mean

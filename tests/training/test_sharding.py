@@ -9,7 +9,7 @@ from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
 from tests.blocks import block
 from tests.contracts.variants import ALL
-from xfresearch.config.run import MeshConfig
+from xfresearch.config.options import MeshConfig
 from xfresearch.models import transformer
 from xfresearch.models.model_config import ModelConfig, resolve_model
 from xfresearch.runtime.errors import UserError

@@ -18,8 +18,8 @@ from tests.training.processes import Processes
 from tests.training.test_manifest import curve, write_corpus
 from xfresearch import plan, train
 from xfresearch.checkpoints import store
-from xfresearch.config.files import read_json
 from xfresearch.data.tokenizers import tokenizer_for
+from xfresearch.run.files import read_json
 from xfresearch.runtime.errors import UserError
 from xfresearch.runtime.trees import by_path
 from xfresearch.sharding.mesh import make_mesh

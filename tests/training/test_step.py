@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 from tests.blocks import block as make_block
 from tests.tolerances import TOLERANCE, relative_error
-from xfresearch.config.resolving import resolve
-from xfresearch.config.run import Config, DataConfig, LogConfig, OptimizerConfig, TrainingConfig
+from xfresearch.config.options import DataConfig, LogConfig, OptimizerConfig, TrainingConfig
 from xfresearch.models.model_config import ModelConfig
+from xfresearch.run.config import Config
+from xfresearch.run.resolving import resolve
 from xfresearch.training.hyper import hyper_of
 from xfresearch.training.program import Program
 from xfresearch.training.step import gradients, init_params

@@ -14,9 +14,9 @@ from tests.tiny_runs import ROOT, tiny_config, tiny_model
 from xfresearch import train
 from xfresearch.checkpoints import store
 from xfresearch.checkpoints.validity import PUBLISHED
-from xfresearch.config.files import read_json
-from xfresearch.config.run import CheckpointConfig
+from xfresearch.config.options import CheckpointConfig
 from xfresearch.data.tokenizers import ByteTokenizer, load_tokenizer
+from xfresearch.run.files import read_json
 from xfresearch.runtime import files
 from xfresearch.runtime.errors import TRANSIENT, Stopped, UserError, exit_code
 from xfresearch.training import loop, session

@@ -23,10 +23,10 @@ def main(root: str, arguments: list[str]) -> None:
     import xfresearch
 
     memory = moved("xfresearch.runtime.memory", "xfresearch.memory")
+    parse = moved("xfresearch.run.files", "xfresearch.config.files").parse
 
     assert Path(xfresearch.__file__).is_relative_to(root), f"{xfresearch.__file__} is not in {root}"
     memory.reuse()
-    from xfresearch.config.files import parse
     from xfresearch.planning.program import prepare
     from xfresearch.training.timing import Timer
 

@@ -86,10 +86,10 @@ def models_of(a) -> dict:
 def with_random_weights(name: str, overrides: list[str]):
     import jax
 
-    from xfresearch.config.files import parse
     from xfresearch.loading.language_model import LanguageModel
     from xfresearch.models import transformer
     from xfresearch.planning.program import prepare
+    from xfresearch.run.files import parse
 
     config = prepare(parse(["--config", name, *overrides]))
     params = jax.jit(transformer.init, static_argnums=0)(config.model, jax.random.key(0))
@@ -154,7 +154,7 @@ def row(name: str, lm, seconds: dict, a) -> dict:
     import numpy as np
 
     from xfresearch.benchmarks.rates import read_rate
-    from xfresearch.models.closed_form import costs
+    from xfresearch.run.closed_form import costs
 
     counted = costs(lm.config, a.prompt + a.tokens)
     own_R = np.array(seconds[name])

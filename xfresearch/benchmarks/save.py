@@ -70,7 +70,7 @@ def run(a) -> None:
 
 
 def _keeping_one():
-    from xfresearch.config.run import CheckpointConfig
+    from xfresearch.config.options import CheckpointConfig
 
     return CheckpointConfig(keep=1, keep_best=False)
 

@@ -37,7 +37,7 @@ from xfresearch.checkpoints.validity import (
     rejection,
 )
 from xfresearch.checkpoints.writing import orbax
-from xfresearch.config.run import CheckpointConfig
+from xfresearch.config.options import CheckpointConfig
 from xfresearch.runtime import distributed
 from xfresearch.runtime.errors import Stopped, disk_errors
 from xfresearch.runtime.files import check_links, exists, in_bucket, inside, names_in, read_bytes

@@ -12,10 +12,10 @@ from jax.sharding import Mesh
 
 from xfresearch.checkpoints import manifest
 from xfresearch.comparing.pairing import correct, of_runs, pair_ratios, ratio
-from xfresearch.config.run import Config
 from xfresearch.evaluation import held_out, losses
 from xfresearch.harness.measuring import saved_tasks
 from xfresearch.loading.language_model import LanguageModel
+from xfresearch.run.config import Config
 
 
 class Reference(NamedTuple):

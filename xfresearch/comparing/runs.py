@@ -5,10 +5,10 @@ from typing import NamedTuple
 import numpy as np
 
 from xfresearch.config.fields import leaves
-from xfresearch.config.run import Config
 from xfresearch.data.tokenizers import has_tokenizer, load_tokenizer
 from xfresearch.loading import loading
-from xfresearch.models.closed_form import costs
+from xfresearch.run.closed_form import costs
+from xfresearch.run.config import Config
 from xfresearch.runtime.files import inside
 from xfresearch.training.metrics import read_metrics
 

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from xfresearch.config.run import DataConfig
+from xfresearch.config.options import DataConfig
 from xfresearch.data import texts
 from xfresearch.data.cache import build_once, cache_root, complete, digest, locked, write_meta
 from xfresearch.data.facts import FactSentences

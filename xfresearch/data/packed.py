@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from xfresearch.config.run import Config, DataConfig
+from xfresearch.config.options import DataConfig, RunConfig
 from xfresearch.data import packing
 from xfresearch.data.cache import build_once, cache_root, complete, digest, read_meta, write_meta
 from xfresearch.data.corpora import open_split
@@ -61,7 +61,7 @@ class PackedSplit:
         return ArrayRecordReader(str(self.directory / _ROWS), options="readahead_buffer_size:0,max_parallelism:0")
 
 
-def prepare(config: Config, split: str, corpus: str, tokenizer: Tokenizer | None = None) -> PackedSplit:
+def prepare(config: RunConfig, split: str, corpus: str, tokenizer: Tokenizer | None = None) -> PackedSplit:
     """`split` of `corpus`, tokenised (by default with the tokenizer of `config.data`), packed and cached.
 
     Raises UserError if the corpus is too short.
@@ -84,7 +84,7 @@ def prepare(config: Config, split: str, corpus: str, tokenizer: Tokenizer | None
 
 
 def stream_tokens(
-    config: Config, split: str, corpus: str | None = None, tokenizer: Tokenizer | None = None
+    config: RunConfig, split: str, corpus: str | None = None, tokenizer: Tokenizer | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
     """All tokens of a split in order, int32[n], and the document number of each, int32[n].
 
@@ -199,7 +199,7 @@ def _pad(dtype) -> int:
     return int(np.iinfo(dtype).max)
 
 
-def _pack(source: Path, directory: Path, config: Config, split: str, corpus: str) -> None:
+def _pack(source: Path, directory: Path, config: RunConfig, split: str, corpus: str) -> None:
     from array_record.python.array_record_module import ArrayRecordWriter
 
     length = config.sequence_length

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from xfresearch.config.run import Config
+from xfresearch.config.options import RunConfig
 from xfresearch.data import packed
 from xfresearch.data.labelled import LabelledSplit
 from xfresearch.data.labels import has_labels
@@ -20,7 +20,7 @@ __all__ = ["Batches", "LabelledSplit", "PackedSplit", "Prefetch", "evaluation_ba
 
 
 def prepare(
-    config: Config, split: str, corpus: str | None = None, tokenizer: Tokenizer | None = None
+    config: RunConfig, split: str, corpus: str | None = None, tokenizer: Tokenizer | None = None
 ) -> PackedSplit | LabelledSplit:
     """The sequences of `split` of `corpus` (default: the first of config.data.corpus), read by index.
 
@@ -36,7 +36,7 @@ def prepare(
 class Batches:
     """The training batches of a config. Each corpus is reshuffled every epoch; config.data.weights mixes corpora."""
 
-    def __init__(self, config: Config, seed: int | None = None, tokenizer: Tokenizer | None = None):
+    def __init__(self, config: RunConfig, seed: int | None = None, tokenizer: Tokenizer | None = None):
         self.config = config
         self.corpora = [prepare(config, "train", corpus, tokenizer) for corpus in config.data.corpus]
         self._order = _order(self.corpora, config.data.weights, config.seed if seed is None else seed)

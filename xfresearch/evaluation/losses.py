@@ -15,7 +15,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from xfresearch.config.run import Config
 from xfresearch.data.labels import has_labels
 from xfresearch.data.pipeline import LabelledSplit, evaluation_batches, prepare, stream_tokens
 from xfresearch.kernels.cross_entropy import token_nll
@@ -23,6 +22,7 @@ from xfresearch.kernels.defaults import fast_layers
 from xfresearch.models import transformer
 from xfresearch.models.context import AUTO, Context, Execution
 from xfresearch.models.model_config import ModelConfig, check_length
+from xfresearch.run.config import Config
 from xfresearch.runtime.errors import UserError
 
 SUMS = ("nll", "correct", "tokens")  # and "bytes" for text

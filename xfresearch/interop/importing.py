@@ -1,4 +1,4 @@
-"""Imports a Hugging Face folder as a LanguageModel.
+"""Imports a Hugging Face folder.
 
 Each tensor is read once, by itself, and the shards of this host's devices are copied from it into arrays that already
 have the sharded layout. Peak memory is the host's shards of the model plus one tensor.
@@ -12,7 +12,8 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from xfresearch.config.run import Config, DataConfig
+from xfresearch.config.options import DataConfig
+from xfresearch.data.tokenizers import Tokenizer, has_tokenizer, load_tokenizer
 from xfresearch.interop import folder as folders
 from xfresearch.interop.config import DEQUANTIZE, read_model
 from xfresearch.interop.copying import bounds_of, copy, overlap
@@ -22,15 +23,25 @@ from xfresearch.interop.mapping import TensorMapping, is_ignored, mappings
 from xfresearch.interop.source import Source, small_files
 from xfresearch.interop.tensor_files import StoredTensor, count_nonfinite
 from xfresearch.interop.unread import warn_of_unread
-from xfresearch.loading.language_model import LanguageModel
 from xfresearch.models.model_config import ModelConfig, with_dtype
 from xfresearch.models.transformer import abstract_params
+from xfresearch.run.config import Config
 from xfresearch.runtime.errors import UserError, nearest
 from xfresearch.runtime.files import files_in
 from xfresearch.runtime.terminal import bar as progress_bar
 from xfresearch.runtime.trees import path_name
 
 ALIGNMENT = 64  # bytes; JAX on CPU uses NumPy memory without a copy if it is aligned to this
+
+
+class Imported(NamedTuple):
+    """A model that another library wrote. The fields are arguments of LanguageModel."""
+
+    config: ModelConfig
+    params: dict
+    tokenizer: Tokenizer | None
+    run: Config  # with the defaults of all that the other library does not say
+    source: Source | None = None
 
 
 class Header(NamedTuple):
@@ -43,7 +54,7 @@ class Header(NamedTuple):
     model: ModelConfig
 
 
-def load(folder: Path, mesh=None, dtype: str = "", allow_nonfinite: bool = False) -> LanguageModel:
+def load(folder: Path, mesh=None, dtype: str = "", allow_nonfinite: bool = False) -> Imported:
     """The model in a Hugging Face folder, on the first device or sharded over `mesh`. Raises as `read_header` and
     `read_params` do.
 
@@ -61,7 +72,7 @@ def load(folder: Path, mesh=None, dtype: str = "", allow_nonfinite: bool = False
     other_dtypes = {name: tensor.dtype for name, tensor in header.stored.items() if tensor.dtype != header.dtype}
     digest = tokenizer.digest if tokenizer else ""
     source = Source(header.config, header.dtype, other_dtypes, bare, digest, small_files(folder))
-    return LanguageModel(model, params, tokenizer, run, source=source)
+    return Imported(model, params, tokenizer, run, source)
 
 
 def read_header(folder: Path) -> Header:
@@ -100,8 +111,6 @@ def dtypes_of(file_dtype: str, stored: dict) -> dict:
 
 def read_tokenizer(folder: Path):
     """The folder's tokenizer, or None."""
-    from xfresearch.data.tokenizers import has_tokenizer, load_tokenizer
-
     return load_tokenizer(folder) if has_tokenizer(folder) else None
 
 

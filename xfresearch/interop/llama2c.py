@@ -18,17 +18,18 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from xfresearch.config.resolving import resolve
-from xfresearch.config.run import Config, DataConfig
+from xfresearch.config.options import DataConfig
 from xfresearch.data.tokenizers import load_tokenizer
 from xfresearch.data.tokenizers.llama2c import Llama2cTokenizer
+from xfresearch.interop.importing import Imported
 from xfresearch.interop.mapping import rope_order
-from xfresearch.loading.language_model import LanguageModel
 from xfresearch.models.block_config import BLOCKS
 from xfresearch.models.feed_forwards.dense import GatedConfig
 from xfresearch.models.mixers.softmax.config import SoftmaxConfig
 from xfresearch.models.model_config import ModelConfig, with_dtype
 from xfresearch.models.transformer import abstract_params
+from xfresearch.run.config import Config
+from xfresearch.run.resolving import resolve
 from xfresearch.runtime.errors import UserError
 from xfresearch.runtime.formats import refused, sniff
 from xfresearch.runtime.trees import path_name
@@ -67,7 +68,7 @@ class Layout(NamedTuple):
     shapes: dict[str, tuple[int, ...]]
 
 
-def load(path, mesh=None, dtype: str = "") -> LanguageModel:
+def load(path, mesh=None, dtype: str = "") -> Imported:
     """The model in a .bin file with its tokenizer, on the first device or sharded over `mesh`.
 
     It computes in `dtype`, by default float32. Raises UserError if the file is not a llama2.c model, or does not have
@@ -80,7 +81,7 @@ def load(path, mesh=None, dtype: str = "") -> LanguageModel:
         sizes = f"{tokenizer.vocab_size} tokens; the model {path} has {layout.header.vocab_size}"
         raise UserError(f"{run.data.tokenizer}: has {sizes}")
     model = with_dtype(run.model, dtype)
-    return LanguageModel(model, read_params(path, layout, abstract_params(model, mesh)), tokenizer, run)
+    return Imported(model, read_params(path, layout, abstract_params(model, mesh)), tokenizer, run)
 
 
 def read_header(path: Path) -> tuple[Layout, Config]:

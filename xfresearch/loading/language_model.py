@@ -17,7 +17,6 @@ from etils import epath
 
 from xfresearch.checkpoints import store
 from xfresearch.config.reading import to_json
-from xfresearch.config.run import Config
 from xfresearch.data.labels import has_labels
 from xfresearch.data.pipeline import stream_tokens
 from xfresearch.interop import chat, exporting
@@ -43,6 +42,7 @@ from xfresearch.models.stack import ends_with
 from xfresearch.models.sublayer import Memory
 from xfresearch.models.taps import Request, captured, request
 from xfresearch.models.words import model_line
+from xfresearch.run.config import Config
 from xfresearch.runtime.errors import UserError
 from xfresearch.runtime.files import new_directory, write_text
 from xfresearch.runtime.hardware import kinds_of

@@ -11,8 +11,6 @@ from etils import epath
 from xfresearch.checkpoints import store
 from xfresearch.checkpoints.newest import newest_good
 from xfresearch.checkpoints.validity import Unusable
-from xfresearch.config.files import read_json
-from xfresearch.config.run import Config
 from xfresearch.data.tokenizers import has_tokenizer, load_tokenizer
 from xfresearch.interop import folder, importing, llama2c
 from xfresearch.interop.source import load as load_source
@@ -20,6 +18,8 @@ from xfresearch.loading import edits
 from xfresearch.loading.language_model import LanguageModel
 from xfresearch.models.model_config import ModelConfig, with_dtype
 from xfresearch.models.transformer import abstract_params
+from xfresearch.run.config import Config
+from xfresearch.run.files import read_json
 from xfresearch.runtime import distributed
 from xfresearch.runtime.errors import UserError
 from xfresearch.runtime.files import exists, inside, require_no_dangling_link
@@ -48,9 +48,9 @@ def load(
     """
     path, step = locate(path, step)
     if _is_llama2c(path):
-        return llama2c.load(path, mesh, dtype)
+        return LanguageModel(**llama2c.load(path, mesh, dtype)._asdict())
     if folder.is_folder(path):
-        return importing.load(path, mesh, dtype, allow_nonfinite)
+        return LanguageModel(**importing.load(path, mesh, dtype, allow_nonfinite)._asdict())
     run = read_json(inside(path, "config.json"))
     if "float64" in (run.model.dtype, run.model.param_dtype):
         jax.config.update("jax_enable_x64", True)

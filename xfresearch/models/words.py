@@ -2,10 +2,10 @@
 
 from xfresearch.models import layers
 from xfresearch.models.block_config import BlockConfig
-from xfresearch.models.closed_form import costs
 from xfresearch.models.layouts import LAYOUTS
 from xfresearch.models.model_config import ModelConfig
 from xfresearch.models.norms import title
+from xfresearch.models.transformer import Transformer
 from xfresearch.runtime.tables import count
 
 
@@ -36,7 +36,7 @@ def model_line(model: ModelConfig, length: int = 0) -> str:
     """Parameters, FLOPs for sequences of `length` tokens (0: the model's longest), and the blocks, in words."""
     if not model.vocab_size or not (length or model.max_length):
         return model_in_words(model)
-    counted = costs(model, length)
+    counted = Transformer.costs(model, length or model.max_length)
     active = counted.active_parameters
     used = f" ({count(active)} active)" if active != counted.parameters else ""
     flops = f"{count(counted.flops_per_token)} FLOPs per token"

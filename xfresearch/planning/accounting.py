@@ -44,8 +44,8 @@ CASES = (
 
 def compare(case: Case) -> tuple[float, float]:
     """Bytes of the update: (by the plan's formula, compiled)."""
-    from xfresearch.config.files import parse
     from xfresearch.planning import formula, program
+    from xfresearch.run.files import parse
     from xfresearch.sharding.mesh import make_mesh
 
     overrides = [f"--config.{option}" for option in (*SIZES, *KERNELS, *case.overrides)]

@@ -25,7 +25,6 @@ import jax
 import numpy as np
 from jax.sharding import AbstractDevice, AbstractMesh, AxisType
 
-from xfresearch.config.run import Config
 from xfresearch.models import layers, transformer
 from xfresearch.models.counting import count_flops, count_jaxpr
 from xfresearch.models.kinds import kind_of
@@ -33,6 +32,7 @@ from xfresearch.models.layouts import LAYOUTS
 from xfresearch.planning import liveness, memory, program
 from xfresearch.planning.collectives import Collective
 from xfresearch.planning.work import Work
+from xfresearch.run.config import Config
 from xfresearch.sharding.letters import BATCH, row_parts
 
 TOKEN_AXES = (*BATCH, "context")  # the mesh axes that shard tokens

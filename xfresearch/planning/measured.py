@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from math import log
 
-from xfresearch.config.run import Config
 from xfresearch.models.model_config import mixtures
+from xfresearch.run.config import Config
 
 DTYPE = "bfloat16"
 

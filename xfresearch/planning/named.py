@@ -76,8 +76,8 @@ def candidates(plan: Named) -> list[tuple[str, ...]]:
     These are the fastest that fit by the formula, then the one that needs the least memory, since the formula may be
     wrong.
     """
-    from xfresearch.config.files import parse
     from xfresearch.planning import program, search, topologies
+    from xfresearch.run.files import parse
 
     topologies.set_environment()
     topology = topologies.parse(plan.topology)

@@ -3,9 +3,9 @@
 import time
 from dataclasses import dataclass, replace
 
-from xfresearch.config.resolving import with_vocabulary
-from xfresearch.config.run import Config
 from xfresearch.planning import hlo, memory
+from xfresearch.run.config import Config
+from xfresearch.run.resolving import with_vocabulary
 from xfresearch.runtime.errors import require
 from xfresearch.runtime.files import write_text
 

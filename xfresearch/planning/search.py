@@ -3,10 +3,10 @@
 from dataclasses import replace
 from itertools import product
 
-from xfresearch.config.run import Config
 from xfresearch.models.model_config import mixtures
 from xfresearch.planning import plans, program
 from xfresearch.planning.topologies import Topology, gpus, tpu_devices
+from xfresearch.run.config import Config
 from xfresearch.runtime.errors import UserError
 from xfresearch.sharding.letters import row_parts
 

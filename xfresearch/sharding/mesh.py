@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh
 
-from xfresearch.config.run import Config, MeshConfig
+from xfresearch.config.options import MeshConfig, RunConfig
 from xfresearch.runtime.errors import UserError, require
 from xfresearch.sharding.letters import row_parts
 
@@ -46,7 +46,7 @@ def check_batch(sizes: dict[str, int], batch_size: int, sequence_length: int, ac
     require(sequence_length % context == 0, "sequence_length", sequence_length, f"a multiple of mesh.context={context}")
 
 
-def make_mesh(config: Config, devices=None) -> Mesh:
+def make_mesh(config: RunConfig, devices=None) -> Mesh:
     """The mesh over `devices` (default: all), ordered for their network.
 
     Raises UserError if the mesh does not fit the devices, does not divide the batch, or if mesh.between cannot span the

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 
 from xfresearch.config.comparing import differences, fingerprint
 from xfresearch.config.fields import leaves
-from xfresearch.config.run import Config
 from xfresearch.data.labels import trains_on_labels
+from xfresearch.run.config import Config
 from xfresearch.runtime.errors import UserError, require
 from xfresearch.studies.cells import Cell, Trial
 from xfresearch.studies.design import Study

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from etils import epath
 
 from xfresearch.config.comparing import fingerprint
-from xfresearch.config.run import Config
+from xfresearch.run.config import Config
 from xfresearch.runtime.errors import UserError
 from xfresearch.runtime.files import exists, found_in, inside, read_object, write_json, write_rows
 from xfresearch.runtime.progress import stage

@@ -13,11 +13,11 @@ from itertools import pairwise
 from typing import Literal
 
 from xfresearch.config.fields import option
-from xfresearch.config.files import parse, parse_as
 from xfresearch.config.groups import to_config_dict
-from xfresearch.config.resolving import with_vocabulary
-from xfresearch.config.run import Config
-from xfresearch.models.closed_form import costs
+from xfresearch.run.closed_form import costs
+from xfresearch.run.config import Config
+from xfresearch.run.files import parse, parse_as
+from xfresearch.run.resolving import with_vocabulary
 from xfresearch.runtime.errors import UserError, nearest, require
 from xfresearch.studies import probes
 

@@ -5,11 +5,11 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from xfresearch.config.run import Config
 from xfresearch.data.labels import trains_on_labels
 from xfresearch.data.pipeline import evaluation_batches, prepare
 from xfresearch.data.tokenizers import tokenizer_for
 from xfresearch.evaluation.losses import summary
+from xfresearch.run.config import Config
 
 ROWS = 256  # sequences that are counted at a time
 COUNTED = 16384  # sequences of each training corpus

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from typing import NamedTuple
 
-from xfresearch.config.run import Config
-from xfresearch.models.closed_form import costs
+from xfresearch.run.closed_form import costs
+from xfresearch.run.config import Config
 from xfresearch.runtime.errors import UserError
 from xfresearch.studies.cells import Cell
 from xfresearch.studies.design import Study, config_of

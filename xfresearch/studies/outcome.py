@@ -7,7 +7,7 @@ import numpy as np
 
 from xfresearch.comparing.pairing import pair_ratios, ratio
 from xfresearch.config.fields import leaves
-from xfresearch.config.run import Config
+from xfresearch.run.config import Config
 from xfresearch.runtime.errors import UserError
 from xfresearch.runtime.summaries import mean_interval
 from xfresearch.studies import statistics

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
-from xfresearch.config.run import Config
+from xfresearch.run.config import Config
 from xfresearch.runtime.progress import stage
 from xfresearch.studies import statistics
 from xfresearch.studies.cells import Cell, Trial, cells, extensions, jobs, planned, tuned

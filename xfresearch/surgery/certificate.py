@@ -14,8 +14,8 @@ from typing import NamedTuple
 import numpy as np
 
 from xfresearch.kernels.cross_entropy import nll_of_logits
-from xfresearch.models.closed_form import costs
 from xfresearch.models.model_config import ModelConfig, longest_sequence, mixtures
+from xfresearch.run.closed_form import costs
 from xfresearch.runtime.tables import count
 from xfresearch.surgery.layerwise import Runner
 from xfresearch.surgery.network import Network, Params

@@ -9,7 +9,7 @@ from etils import epath
 from xfresearch.checkpoints import store
 from xfresearch.checkpoints.newest import newest_good
 from xfresearch.checkpoints.validity import rejection
-from xfresearch.config.run import Config
+from xfresearch.run.config import Config
 from xfresearch.runtime import distributed
 from xfresearch.runtime.errors import UserError
 from xfresearch.runtime.files import move_damaged

@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 from xfresearch.config.comparing import RESULT, differences
-from xfresearch.config.run import Config
+from xfresearch.run.config import Config
 from xfresearch.runtime.errors import UserError, require
 from xfresearch.runtime.trees import by_path
 from xfresearch.training.hyper import hyper_of, learning_rate

@@ -6,7 +6,8 @@ from dataclasses import replace
 import jax.numpy as jnp
 import numpy as np
 
-from xfresearch.config.run import Config, DataConfig, LogConfig, OptimizerConfig, TrainingConfig
+from xfresearch.config.options import DataConfig, LogConfig, OptimizerConfig, TrainingConfig
+from xfresearch.run.config import Config
 
 OF_OPTIMIZER = ("learning_rate", "weight_decay", "warmup", "final_fraction", "decay_fraction")
 

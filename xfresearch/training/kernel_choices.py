@@ -3,11 +3,12 @@
 import typing
 from dataclasses import replace
 
-from xfresearch.config.run import Config, TrainingConfig
+from xfresearch.config.options import TrainingConfig
 from xfresearch.kernels import attention, defaults, grouped_matmul
 from xfresearch.kernels.choice import BY_NAME, Choice
 from xfresearch.models.context import Execution
 from xfresearch.models.kinds import kind_of
+from xfresearch.run.config import Config
 from xfresearch.runtime.errors import UserError
 
 ROWS = (1024, 4096, 8192, 16_384, 32_768)  # values of training.loss_rows that a sweep measures

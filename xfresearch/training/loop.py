@@ -25,10 +25,10 @@ from etils import epath
 
 from xfresearch.checkpoints import manifest, store
 from xfresearch.checkpoints.validity import is_finite
-from xfresearch.config.run import Config
 from xfresearch.data.cache import enable_compilation_cache
 from xfresearch.data.pipeline import Batches, evaluation_batches, prepare
 from xfresearch.evaluation.losses import summary, sums_of_batches
+from xfresearch.run.config import Config
 from xfresearch.runtime import distributed
 from xfresearch.runtime.errors import Diverged, require
 from xfresearch.runtime.progress import stage

@@ -11,8 +11,8 @@
 
 
 
-from xfresearch.config.run import Config
 from xfresearch.models.words import model_line
+from xfresearch.run.config import Config
 from xfresearch.runtime.hardware import kinds_of
 from xfresearch.runtime.progress import amount
 from xfresearch.runtime.tables import count, lines

@@ -18,9 +18,9 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from xfresearch.config.run import Config
 from xfresearch.evaluation.losses import make_evaluator
 from xfresearch.models import transformer
+from xfresearch.run.config import Config
 from xfresearch.runtime.trees import join
 from xfresearch.sharding.partition import batch_sharding, state_shardings
 from xfresearch.training.hyper import hyper_of, learning_rate, without_hyper

@@ -7,15 +7,15 @@ import numpy as np
 from etils import epath
 from markupsafe import Markup
 
-from xfresearch.config.run import Config
 from xfresearch.data.labels import trains_on_labels
-from xfresearch.models.closed_form import costs
 from xfresearch.models.costs import Costs
 from xfresearch.models.words import block_in_words, model_in_words
 from xfresearch.pages.charts import Curve, line_chart, thinned
 from xfresearch.pages.drawing import draw_block
 from xfresearch.pages.html import write_page
 from xfresearch.pages.panel import panel_pictures
+from xfresearch.run.closed_form import costs
+from xfresearch.run.config import Config
 from xfresearch.runtime.files import inside
 from xfresearch.training.metrics import read_metrics
 from xfresearch.training.samples import sampling_in_words

@@ -1,9 +1,9 @@
 """Text that a trained model generates for its report: a few prompts of the held-out text, several seeds each."""
 
-from xfresearch.config.run import Config
 from xfresearch.data.corpora import documents
 from xfresearch.loading.language_model import LanguageModel
 from xfresearch.models.sampling import DEFAULT
+from xfresearch.run.config import Config
 from xfresearch.runtime.progress import stage
 
 SEEDS = (0, 1, 2)

@@ -19,9 +19,9 @@ from etils import epath
 
 from xfresearch.checkpoints import store
 from xfresearch.config.overrides import split
-from xfresearch.config.resolving import with_vocabulary
-from xfresearch.config.run import Config
 from xfresearch.config.shipped import located
+from xfresearch.run.config import Config
+from xfresearch.run.resolving import with_vocabulary
 from xfresearch.runtime import distributed
 from xfresearch.runtime.errors import BUG, UserError, exit_code
 from xfresearch.runtime.files import inside, read_object, write_json

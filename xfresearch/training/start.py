@@ -15,10 +15,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from xfresearch.checkpoints import manifest, store
 from xfresearch.checkpoints.digests import digests
-from xfresearch.config import files
 from xfresearch.config.comparing import flat
 from xfresearch.config.fields import leaves
-from xfresearch.config.run import Config
 from xfresearch.data.cache import digest
 from xfresearch.data.labels import trains_on_labels
 from xfresearch.data.tokenizers import load_tokenizer, tokenizer_for
@@ -26,6 +24,8 @@ from xfresearch.loading import loading
 from xfresearch.models import transformer
 from xfresearch.models.model_config import ModelConfig
 from xfresearch.models.transformer import abstract_params
+from xfresearch.run import files
+from xfresearch.run.config import Config
 from xfresearch.runtime import distributed
 from xfresearch.runtime.errors import require
 from xfresearch.runtime.trees import by_path, join, path_name, split

@@ -10,10 +10,10 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from xfresearch.config.run import Config
 from xfresearch.kernels.cross_entropy import linear_cross_entropy
 from xfresearch.models import transformer
 from xfresearch.models.context import Context
+from xfresearch.run.config import Config
 from xfresearch.runtime.trees import by_path, join
 from xfresearch.training.kernel_choices import execution, layers_choice
 from xfresearch.training.optimizer import trainable

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from xfresearch.config.run import Config
+from xfresearch.run.config import Config
 
 UPDATES = 10  # of a turn
 TURNS, MOST_TURNS = 3, 9  # the fewest and the most turns of each of two configs

@@ -17,7 +17,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from xfresearch.config.comparing import flat
-from xfresearch.config.run import Config
+from xfresearch.run.config import Config
 from xfresearch.runtime.errors import UserError, require
 from xfresearch.runtime.files import exists, in_bucket, inside, read_object, write_json
 from xfresearch.runtime.schema import check

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 
-from xfresearch.config.run import DataConfig
+from xfresearch.config.options import DataConfig
 from xfresearch.data.cache import digest
 from xfresearch.data.corpora import open_corpus, open_split
 from xfresearch.data.tokenizers.hugging_face import END_OF_TEXT

@@ -4,7 +4,7 @@ import json
 
 from etils import epath
 
-from xfresearch.config.run import DataConfig
+from xfresearch.config.options import DataConfig
 from xfresearch.data.cache import build_once, cache_root
 from xfresearch.data.tokenizers import bpe, special_tokens
 from xfresearch.data.tokenizers.base import ByteTokenizer, Tokenizer

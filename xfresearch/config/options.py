@@ -1,10 +1,9 @@
-"""The options of a run: a model, its data, and how it is trained."""
+"""The options of a run but those of its model: its data, and how it is trained."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from xfresearch.config.fields import group, option, where
-from xfresearch.models.model_config import ModelConfig
 
 
 @dataclass(frozen=True)
@@ -162,8 +161,8 @@ class StartConfig:
 
 
 @dataclass(frozen=True)
-class Config:
-    """The options of a run."""
+class RunConfig:
+    """The options of a run. Packages that know no model take this class; xfresearch.run.config adds the model's options."""
 
     seed: int = option(
         0, "random seed of initialisation, batches and dropout", low=0, high=2**31 - 1, decides="training"
@@ -173,7 +172,7 @@ class Config:
     sequence_length: int = option(256, "tokens per sequence", low=2, decides="training")
     data: DataConfig = group(DataConfig(), "training data", decides="training")
     start: StartConfig = group(StartConfig(), "the model that training starts from", decides="training")
-    model: ModelConfig = group(ModelConfig(), "the transformer")
+    model: Any = None  # here for the order of the fields
     optimizer: OptimizerConfig = group(OptimizerConfig(), "update rule and learning rate", decides="training")
     training: TrainingConfig = group(TrainingConfig(), "computation of an update", decides="training")
     mesh: MeshConfig = group(MeshConfig(), "the mesh of devices", decides="execution")

@@ -3,10 +3,11 @@
 from dataclasses import replace
 
 from xfresearch.config.fields import check_read
+from xfresearch.config.options import DataConfig
 from xfresearch.config.reading import from_dict
-from xfresearch.config.run import Config, DataConfig
 from xfresearch.data.labels import TEXT_OPTIONS, open_data_set, trains_on_labels
 from xfresearch.models.model_config import LIMITS, ModelConfig, longest_sequence, resolve_model
+from xfresearch.run.config import Config
 from xfresearch.runtime.errors import require
 
 

@@ -5,7 +5,7 @@ import typing
 from typing import NamedTuple
 
 from xfresearch.config.fields import Choice
-from xfresearch.config.run import Config
+from xfresearch.run.config import Config
 
 
 class Row(NamedTuple):

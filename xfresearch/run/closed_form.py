@@ -1,8 +1,8 @@
 """Parameters, FLOPs and cache size of any config, in closed form."""
 
-from xfresearch.config.resolving import model_from
 from xfresearch.models.costs import Costs
 from xfresearch.models.transformer import Transformer
+from xfresearch.run.resolving import model_from
 from xfresearch.runtime.errors import require
 
 

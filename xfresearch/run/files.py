@@ -13,14 +13,15 @@ from absl import flags
 from etils import epath
 from ml_collections import config_flags
 
-from xfresearch.config import known_keys, shipped
+from xfresearch.config import shipped
 from xfresearch.config.fields import with_defaults
 from xfresearch.config.groups import Group, to_config_dict
 from xfresearch.config.overrides import find, split
 from xfresearch.config.reading import from_dict
-from xfresearch.config.resolving import resolve
-from xfresearch.config.run import Config
 from xfresearch.models.model_config import ModelConfig
+from xfresearch.run import known_keys
+from xfresearch.run.config import Config
+from xfresearch.run.resolving import resolve
 from xfresearch.runtime.errors import UserError
 from xfresearch.runtime.files import exists, read_object
 
