@@ -19,7 +19,7 @@ FILES = {
     ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
     for path in sorted((ROOT / "xfresearch").rglob("*.py"))
 }
-# The rooms: every package, and every file of the root (xfresearch is __init__.py). A room imports only rooms of lower groups.
+# Every package, and every file of the root (xfresearch is __init__.py), is a room. It imports only rooms of lower groups.
 ORDER = (
     {"__main__", "bench", "study"},
     {"benchmarks", "studies"},
