@@ -21,6 +21,7 @@ FILES = {
 }
 # Every package, and every file of the root (xfresearch is __init__.py), is a room. It imports only rooms of lower groups.
 ORDER = (
+    {"completion"},
     {"__main__", "bench", "study"},
     {"benchmarks", "studies"},
     {"train", "evaluate", "generate", "compare", "convert", "analyze", "edit", "plan"},
