@@ -75,9 +75,9 @@ def test_values_and_gradients_in_bfloat16():
     check("blocked", (30, 0, 7), 8, 6, 0, "bfloat16")
 
 
-def expert(product, x, gate):
+def expert(products, x, gate):
     """A gated expert with two matrices and biases, one of which it uses in a product that is not linear."""
-    return product(jnp.sin(product(x, "up")) * x[:, :1] * gate, "down", gate)
+    return products(jnp.sin(products(x, ("up",))[0]) * x[:, :1] * gate, ("down",), gate)[0]
 
 
 @pytest.mark.parametrize("saved", [(), ("up",), ("up", "down")])
@@ -111,7 +111,7 @@ def test_biases_of_groups(implementation, x64):
 
     def run(gate, b):
         weights = {"w": w, "w_bias": b}
-        return grouped(lambda p, x, g: p(x, "w", g), (x, gate), weights, sizes, implementation=implementation)
+        return grouped(lambda p, x, g: p(x, ("w",), g)[0], (x, gate), weights, sizes, implementation=implementation)
 
     y, vjp = jax.vjp(run, gate, b)
     expert_T = np.repeat(np.arange(3), sizes)

@@ -23,9 +23,9 @@ def computed_rows(sizes_E, block: int) -> int:
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 4, 5))
 def by_block(function: Callable, rows: tuple, weights: dict, sizes_E, block: int, saved: tuple[str, ...] = ()):
-    """y_TO = function(product, *rows): product(x, name, gates) multiplies each row of x with the matrix weights[name][e] of
-    the row's group e, and adds its bias (`with_bias`). Rows beyond the sum of sizes are not read; their outputs and
-    gradients are zeros.
+    """y_TO = function(products, *rows): products(x, names, gates) returns for each name the product of each row of x with
+    the matrix weights[name][e] of the row's group e, with its bias (`with_bias`). Rows beyond the sum of sizes are not read;
+    their outputs and gradients are zeros.
 
     rows: arrays [T, I], sorted by group, sizes_E rows in each. weights: {name: [E, I, O]}, and {name + BIAS: [E, O]} of
     those with a bias. block: rows of a block.
@@ -40,13 +40,13 @@ def _forward(function, rows, weights, sizes_E, block: int, saved):
 
     def results(weights, rows):
         """y of a block, and the products to save."""
-        products = {}
+        found = {}
 
-        def product(x, name: str, gates=None):
-            products[name] = _product(x, weights[name])
-            return with_bias(products[name], weights.get(name + BIAS), gates)
+        def products(x, names: tuple[str, ...], gates=None):
+            found.update({name: _product(x, weights[name]) for name in names})
+            return [with_bias(found[name], weights.get(name + BIAS), gates) for name in names]
 
-        return function(product, *rows), {name: products[name] for name in saved}
+        return function(products, *rows), {name: found[name] for name in saved}
 
     def group(found, inputs):
         weights, start, size = inputs
@@ -73,12 +73,12 @@ def _backward(function, block: int, saved, residuals, dy_TO):
         known = _read(kept, at, block)
 
         def outputs(zeros, rows):
-            def product(x, name: str, gates=None):
+            def product(x, name: str, gates):
                 y = _differentiable(x, weights[name], zeros[name], known.get(name))
                 bias = weights[name + BIAS] + zeros[name + BIAS] if name + BIAS in weights else None
                 return with_bias(y, bias, gates)
 
-            return function(product, *rows)
+            return function(lambda x, names, gates=None: [product(x, name, gates) for name in names], *rows)
 
         _, vjp = jax.vjp(outputs, _wide_zeros(weights), _read(rows, at, block))
         return vjp(jnp.where(own_N1, _slice(dy_TO, at, block), 0))

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from xfresearch.kernels.blocked_rows import BIAS, by_block, with_bias
 from xfresearch.kernels.choice import Choice, choose
@@ -63,9 +64,9 @@ def rows_per_block(platform: str, rows: int, groups: int) -> int:
 
 
 def grouped(function: Callable, rows: tuple, weights: dict, sizes_E, *, saved=(), whole=True, **choice):
-    """function(product, *rows): product(x, name, gates) multiplies each row of x with the matrix weights[name][e] of the
-    row's group e and adds its bias. `blocked` calls the function for blocks of rows (by_block has the arguments), and the
-    others for all rows.
+    """function(products, *rows): products(x, names, gates) returns for each name the product of each row of x with the
+    matrix weights[name][e] of the row's group e, with its bias. `blocked` calls the function for blocks of rows (by_block
+    has the arguments), and the others for all rows, with one grouped product for all names.
 
     choice: implementation, platform and kind, as in `grouped_matmul`.
     """
@@ -75,12 +76,25 @@ def grouped(function: Callable, rows: tuple, weights: dict, sizes_E, *, saved=()
         block = rows_per_block(platform, len(rows[0]), len(sizes_E))
         return by_block(function, rows, weights, sizes_E, block, saved)
 
-    def product(x, name: str, gates=None):
-        y = grouped_matmul(x, weights[name], sizes_E, whole=whole, **choice)
-        bias_EO = weights.get(name + BIAS)
+    def biased(y, bias_EO, gates):
         return with_bias(y, None if bias_EO is None else of_group(bias_EO, group_of_row(sizes_E, len(y))), gates)
 
-    return function(product, *rows)
+    def products(x, names: tuple[str, ...], gates=None):
+        product = partial(grouped_matmul, sizes_E=sizes_E, whole=whole, **choice)
+        found = joined(product, x, [weights[name] for name in names])
+        return [biased(y, weights.get(name + BIAS), gates) for name, y in zip(names, found, strict=True)]
+
+    return function(products, *rows)
+
+
+def joined(product: Callable, x_TD, matrices: list) -> list:
+    """product(x, w_EDF) for each of the matrices, as one product with all of them side by side, so that rows are read once,
+    and the gradient of the rows is one product, too. The backward pass joins the matrices again instead of keeping them."""
+    if len(matrices) == 1:
+        return [product(x_TD, matrices[0])]
+    side_by_side = jax.checkpoint(lambda x_TD, *each: product(x_TD, jnp.concatenate(each, -1)), prevent_cse=False)
+    y_TN = side_by_side(x_TD, *matrices)
+    return jnp.split(y_TN, np.cumsum([each.shape[-1] for each in matrices])[:-1], -1)
 
 
 def group_of_row(sizes_E, rows: int):
@@ -130,5 +144,5 @@ def _blocked(x_TD, w_EDF, sizes_E, block: int):
     return by_block(_one_product, (x_TD,), {"w": w_EDF}, sizes_E, block)
 
 
-def _one_product(product, x_ND):
-    return product(x_ND, "w")
+def _one_product(products, x_ND):
+    return products(x_ND, ("w",))[0]

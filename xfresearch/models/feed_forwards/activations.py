@@ -55,9 +55,15 @@ class Activation(NamedTuple):
         h = self.function(pre)
         return h if multiplier is None else h * self.multiplier(multiplier)
 
-    def recomputed(self, pre, multiplier=None):
-        """The same; the backward pass keeps the two arguments alone."""
-        return recomputed(self.__call__, pre, multiplier)
+    def recomputed(self, pre, multiplier=None, gates=None):
+        """The same, times the gates [..., 1] if there are any; the backward pass keeps the arguments alone."""
+
+        return recomputed(lambda pre, multiplier, gates: times(self(pre, multiplier), gates), pre, multiplier, gates)
+
+
+def times(h, gates=None):
+    """h * gates; h without gates."""
+    return h if gates is None else h * gates
 
 
 ACTIVATIONS = {

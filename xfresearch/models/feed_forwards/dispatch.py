@@ -39,11 +39,11 @@ def by_choice(experts, x_BLD, expert_BLk, gates_BLk, ctx: Context):
     if ctx.wants(*TAPS):
         x_BLkD = jnp.broadcast_to(x_BLD[:, :, None], (*expert_BLk.shape, x_BLD.shape[-1]))
         gates_BLk1 = gates_BLk[..., None].astype(x_BLD.dtype)
-        return experts(x_BLkD, partial(_product, experts, expert_BLk, ctx), ctx.tap, gates_BLk1).sum(2)
+        return experts(x_BLkD, partial(_products, experts, expert_BLk, ctx), ctx.tap, gates_BLk1).sum(2)
 
     def local(mesh, weights, x_BLD, expert_BLk, gates_BLk):
-        def run(product, x_RD, gates_R1=None):
-            return experts(x_RD, product, ctx.tap, gates_R1)
+        def run(products, x_RD, gates_R1=None):
+            return experts(x_RD, products, gates=gates_R1)
 
         return _sent(mesh, weights, run, x_BLD.reshape(-1, x_BLD.shape[-1]), expert_BLk, ctx, gates_BLk).sum(2)
 
@@ -51,12 +51,17 @@ def by_choice(experts, x_BLD, expert_BLk, gates_BLk, ctx: Context):
     return _on_devices(local, experts, weights, ctx, (x_BLD, expert_BLk, gates_BLk), ("BLD", "BLN", "BLN"), "BLD")
 
 
-def _product(experts, expert_BLk, ctx: Context, x_BLkI, name: str, gates_BLk1=None):
+def _products(experts, expert_BLk, ctx: Context, x_BLkI, names: tuple[str, ...], gates_BLk1=None):
+    """y_BLkO of each name: the product of each choice's row with this kernel of its expert."""
+    return [_product(experts, expert_BLk, ctx, x_BLkI, name, gates_BLk1) for name in names]
+
+
+def _product(experts, expert_BLk, ctx: Context, x_BLkI, name: str, gates_BLk1):
     """y_BLkO: the product of each choice's row with the kernel `name` of its expert, with its bias times the gates."""
 
     def local(mesh, weights, x_BLkI, expert_BLk):
         x_NI = x_BLkI.reshape(-1, x_BLkI.shape[-1])
-        return _sent(mesh, weights, lambda product, x_RI: product(x_RI, name), x_NI, expert_BLk, ctx)
+        return _sent(mesh, weights, lambda products, x_RI: products(x_RI, (name,))[0], x_NI, expert_BLk, ctx)
 
     weights = experts.weights(x_BLkI.dtype)
     letters = ("BLNF", "BLND") if name == "down" else ("BLND", "BLNF")
@@ -68,8 +73,8 @@ def _product(experts, expert_BLk, ctx: Context, x_BLkI, name: str, gates_BLk1=No
 def _sent(mesh, weights: dict, run, x_TI, expert_BLk, ctx: Context, gates_BLk=None):
     """y_BLkO: the output of each choice's expert, in the order of tokens, times its gate if there are gates.
 
-    x_TI: a row for each token, or one for each choice. run(product, x_RI[, gates_R1]): the outputs of rows that are
-    sorted by expert; product(x, name, gates) is that of `Experts`. Gates stay on the device
+    x_TI: a row for each token, or one for each choice. run(products, x_RI[, gates_R1]): the outputs of rows that
+    are sorted by expert; products(x, names, gates) is that of `Experts`. Gates stay on the device
     of the token: where rows are sent to other devices, they multiply the outputs that come back.
     """
     B, L, k = expert_BLk.shape
@@ -160,7 +165,8 @@ def _apply_to_slots(mesh, experts, weights: dict, x_BSD, ctx: Context):
         y_BECO = jnp.einsum("BECI,EIO->BECO", x_BECI, weights[name])
         return plus(y_BECO, weights[name + BIAS][:, None]) if name + BIAS in weights else y_BECO
 
-    y_BECD = experts(x_BECD, product, ctx.tap)
+    tap = ctx.tap if ctx.wants(*TAPS) else None
+    y_BECD = experts(x_BECD, lambda x_BECI, names, gates=None: [product(x_BECI, name) for name in names], tap)
     if parts > 1:
         y_BECD = jax.lax.all_to_all(y_BECD, "expert", split_axis=0, concat_axis=1, tiled=True)
     if context > 1:

@@ -13,7 +13,7 @@ from flax import nnx
 
 from xfresearch.kernels.blocked_rows import BIAS
 from xfresearch.models.costs import Costs, weights
-from xfresearch.models.feed_forwards.activations import ACTIVATIONS
+from xfresearch.models.feed_forwards.activations import ACTIVATIONS, times
 from xfresearch.models.feed_forwards.dense import DenseConfig, memory_of, value_std
 from xfresearch.models.parameters import draw, kernel_std, parameter
 from xfresearch.models.place import Place
@@ -81,16 +81,24 @@ class Experts(nnx.Module):
         kernels, biases = ({name: getattr(self, name + end) for name in ("up", "gate", "down")} for end in ("", BIAS))
         return memory_of(kernels, biases, dtype)
 
-    def __call__(self, x, product, tap, gates=None):
+    @property
+    def into(self) -> tuple[str, ...]:
+        """The names of the kernels that read the rows."""
+        return ("up",) if self.gate is None else ("gate", "up")
+
+    def __call__(self, x, products, tap=None, gates=None):
         """y: the output of each row's expert, times the row's gate [..., 1] if there are gates.
 
-        product(x, name, gates) multiplies each row with the kernel `name` of its expert and adds its bias, times the gates
-        if they are given. tap(name, value) sees the hidden units, before and after the activation. Gates multiply the
-        hidden units and the last bias: their gradient then needs no output."""
-        pre = tap("pre_activation", product(x, "up" if self.gate is None else "gate"))
-        h = self.activation(pre, None if self.gate is None else tap("multiplier", product(x, "up")))
-        h = tap("coefficients", tap("hidden", h))
-        return product(h, "down") if gates is None else product(h * gates, "down", gates)
+        products(x, names, gates) returns for each name the product of each row with this kernel of its expert, with its bias
+        times the gates if they are given. tap(name, value), if given, sees the hidden units before and after the activation.
+        Gates multiply the hidden units and the last bias: their gradient then needs no output."""
+        into = products(x, self.into)
+        if tap is None:
+            h = self.activation.recomputed(*into, gates=gates)
+        else:
+            h = tap("hidden", self.activation(*map(tap, TAPS, into)))
+            h = times(tap("coefficients", h), gates)
+        return products(h, ("down",), gates)[0]
 
     @staticmethod
     def costs(place: Place, used: Fraction) -> Costs:
