@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jax.ad_checkpoint import print_saved_residuals
 
 from tests.daily import daily
 from tests.tolerances import TOLERANCE, relative_error
@@ -76,8 +77,9 @@ def test_values_and_gradients_in_bfloat16():
 
 
 def expert(products, x, gate):
-    """A gated expert with two matrices and biases, one of which it uses in a product that is not linear."""
-    return products(jnp.sin(products(x, ("up",))[0]) * x[:, :1] * gate, ("down",), gate)[0]
+    """An expert with three matrices, of which two read the rows and have different widths."""
+    a, b = products(x, ("up", "narrow"))
+    return products(jnp.sin(a) * b[:, :1] * gate, ("down",), gate)[0]
 
 
 @pytest.mark.parametrize("saved", [(), ("up",), ("up", "down")])
@@ -87,19 +89,35 @@ def test_a_whole_expert_in_blocks_equals_its_products_alone(saved, x64, monkeypa
     monkeypatch.setitem(BLOCKS, "cpu", 8)
     rng = np.random.default_rng(0)
     sizes = np.array([13, 0, 8, 3])
-    shapes = ((30, 4), (30, 1), (4, 4, 5), (4, 5), (4, 5, 3), (4, 3), (30, 3))
-    x, gate, up, up_bias, down, down_bias, dy = (rng.normal(size=shape) for shape in shapes)
+    x, gate, dy = (rng.normal(size=shape) for shape in ((30, 4), (30, 1), (30, 3)))
+    shapes = {"up": (4, 4, 5), "up_bias": (4, 5), "narrow": (4, 4, 2), "down": (4, 5, 3), "down_bias": (4, 3)}
+    weights = {name: rng.normal(size=shape) for name, shape in shapes.items()}
 
-    def run(implementation, x, gate, *arrays):
-        weights = dict(zip(("up", "up_bias", "down", "down_bias"), arrays, strict=True))
+    def run(implementation, x, gate, weights):
         return grouped(expert, (x, gate), weights, sizes, saved=saved, whole=False, implementation=implementation)
 
-    (y, vjp), (expected, expected_vjp) = (
-        jax.vjp(partial(run, name), x, gate, up, up_bias, down, down_bias) for name in ("blocked", "ragged")
-    )
+    (y, vjp), (expected, expected_vjp) = (jax.vjp(partial(run, name), x, gate, weights) for name in ("blocked", "ragged"))
     assert not y[24:].any() and y[:24].all()
-    for actual, e in zip((y, *vjp(dy)), (expected, *expected_vjp(dy)), strict=True):
+    for actual, e in zip(jax.tree.leaves((y, vjp(dy))), jax.tree.leaves((expected, expected_vjp(dy))), strict=True):
         assert relative_error(actual, e) < TOLERANCE["float64"]
+
+
+def test_matrices_that_read_the_same_rows_are_one_grouped_product_whose_copy_is_not_kept(capsys):
+    """Two products for three matrices, and four for their gradients; with few rows three and six."""
+    sizes = jnp.array([2, 12])
+    weights = {"up": jnp.ones((2, 4, 5)), "narrow": jnp.ones((2, 4, 2)), "down": jnp.ones((2, 5, 3))}
+
+    def run(x, weights):
+        return grouped(expert, (x, x[:, :1]), weights, sizes, implementation="ragged").sum()
+
+    def products(T: int) -> list[int]:
+        traced = (jax.make_jaxpr(f)(jnp.ones((T, 4)), weights) for f in (run, jax.grad(run, (0, 1))))
+        return [str(each).count("ragged_dot_general[") for each in traced]
+
+    assert products(14) == [2, 6] and products(13) == [3, 9]
+    print_saved_residuals(run, jnp.ones((14, 4)), weights)
+    kept = capsys.readouterr().out
+    assert "f32[2,4,5]" in kept and "f32[2,4,7]" not in kept
 
 
 @pytest.mark.parametrize("implementation", ["ragged", "blocked"])

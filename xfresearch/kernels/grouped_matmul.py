@@ -66,7 +66,7 @@ def rows_per_block(platform: str, rows: int, groups: int) -> int:
 def grouped(function: Callable, rows: tuple, weights: dict, sizes_E, *, saved=(), whole=True, **choice):
     """function(products, *rows): products(x, names, gates) returns for each name the product of each row of x with the
     matrix weights[name][e] of the row's group e, with its bias. `blocked` calls the function for blocks of rows (by_block
-    has the arguments), and the others for all rows, with one grouped product for all names.
+    has the arguments), and the others for all rows, with one grouped product for all names if there are many rows.
 
     choice: implementation, platform and kind, as in `grouped_matmul`.
     """
@@ -88,13 +88,19 @@ def grouped(function: Callable, rows: tuple, weights: dict, sizes_E, *, saved=()
 
 
 def joined(product: Callable, x_TD, matrices: list) -> list:
-    """product(x, w_EDF) for each of the matrices, as one product with all of them side by side, so that rows are read once,
-    and the gradient of the rows is one product, too. The backward pass joins the matrices again instead of keeping them."""
-    if len(matrices) == 1:
-        return [product(x_TD, matrices[0])]
+    """product(x, w_EDF) for each of the matrices, as one product with all of them side by side [E, D, N], if there are enough
+    rows. The backward pass joins the matrices again instead of keeping them.
+
+    With two matrices, one product less reads the rows in the forward pass. In the backward pass one less reads them and one
+    less writes their gradients, which need no sum: 6 T D numbers are not moved. Joining reads and writes E D N numbers in
+    both passes, which pays from 2/3 E N rows on; here they must be E N. In decoding, with few rows, the copy would take
+    twice as long as the products, which read the matrices once.
+    """
+    widths = [each.shape[-1] for each in matrices]
+    if len(matrices) == 1 or len(x_TD) < len(matrices[0]) * sum(widths):
+        return [product(x_TD, each) for each in matrices]
     side_by_side = jax.checkpoint(lambda x_TD, *each: product(x_TD, jnp.concatenate(each, -1)), prevent_cse=False)
-    y_TN = side_by_side(x_TD, *matrices)
-    return jnp.split(y_TN, np.cumsum([each.shape[-1] for each in matrices])[:-1], -1)
+    return jnp.split(side_by_side(x_TD, *matrices), np.cumsum(widths)[:-1], -1)
 
 
 def group_of_row(sizes_E, rows: int):

@@ -1,6 +1,7 @@
 """Traces and compiles the real training step of a config, for devices that may be absent."""
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from xfresearch.planning import hlo, memory
@@ -53,8 +54,8 @@ def trace(config: Config, mesh):
     return program.abstract_state, program.jit_update.trace(program.abstract_state, program.abstract_batch)
 
 
-def compile_step(traced, text_file: str = "") -> Compiled | OutOfMemory:
-    """Compiles the traced step for its mesh's devices; writes the program's text to `text_file` if given.
+def compile_step(traced, text_file: str = "", options: Mapping | None = None) -> Compiled | OutOfMemory:
+    """Compiles the traced step for its mesh's devices, with `options` of XLA; writes the program's text to `text_file`.
 
     Compiler errors other than out of memory are raised unchanged.
     """
@@ -62,7 +63,7 @@ def compile_step(traced, text_file: str = "") -> Compiled | OutOfMemory:
 
     began = time.perf_counter()
     try:
-        compiled = traced.lower().compile()
+        compiled = traced.lower().compile(options)
     except jax.errors.JaxRuntimeError as error:
         sizes = memory.parse_out_of_memory(str(error))
         if sizes is None:
