@@ -88,7 +88,7 @@ def grouped(function: Callable, rows: tuple, weights: dict, sizes_E, *, saved=()
 
 
 def joined(product: Callable, x_TD, matrices: list) -> list:
-    """product(x, w_EDF) for each of the matrices, as one product with all of them side by side [E, D, N], if there are enough
+    """product(x, w_EDF) for each matrix, as one product with all of them side by side [E, D, N] if there are enough
     rows. The backward pass joins the matrices again instead of keeping them.
 
     With two matrices, one product less reads the rows in the forward pass. In the backward pass one less reads them and one
