@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 from xfresearch.runtime.errors import UserError
-from xfresearch.studies import statistics
+from xfresearch.studies import rates, statistics
 from xfresearch.studies.statistics import Difference, paired
 
 
@@ -200,14 +200,14 @@ def test_an_arm_that_failed_counts_in_the_correction():
 
 
 def test_the_best_rate_may_lie_at_the_edge():
-    assert statistics.best_rate({1e-3: 2.0, 3e-3: 1.5, 1e-2: math.nan}) == 3e-3
-    assert statistics.at_edge({1e-3: 2.0, 3e-3: 1.5, 1e-2: math.nan}) == ""  # a rate that diverges bounds the grid
-    assert statistics.at_edge({1e-3: 2.0, 3e-3: 1.5}) == "high"
-    assert statistics.at_edge({1e-3: 1.0, 3e-3: 1.5}) == "low"
-    assert statistics.best_rate({1e-2: math.inf, 1e-3: math.nan}) is None
-    assert statistics.best_rate({1e-3: 0.0, 3e-3: 0.0, 1e-2: 0.0}) == 3e-3  # all solve the task
-    assert statistics.best_rate({1e-3: 0.5, 3e-3: 0.0, 1e-2: 0.0}) == 3e-3
-    assert statistics.at_edge({1e-2: math.inf, 1e-3: math.nan}) == "low"  # a smaller one may not diverge
+    assert rates.best_rate({1e-3: 2.0, 3e-3: 1.5, 1e-2: math.nan}) == 3e-3
+    assert rates.at_edge({1e-3: 2.0, 3e-3: 1.5, 1e-2: math.nan}) == ""  # a rate that diverges bounds the grid
+    assert rates.at_edge({1e-3: 2.0, 3e-3: 1.5}) == "high"
+    assert rates.at_edge({1e-3: 1.0, 3e-3: 1.5}) == "low"
+    assert rates.best_rate({1e-2: math.inf, 1e-3: math.nan}) is None
+    assert rates.best_rate({1e-3: 0.0, 3e-3: 0.0, 1e-2: 0.0}) == 3e-3  # all solve the task
+    assert rates.best_rate({1e-3: 0.5, 3e-3: 0.0, 1e-2: 0.0}) == 3e-3
+    assert rates.at_edge({1e-2: math.inf, 1e-3: math.nan}) == "low"  # a smaller one may not diverge
 
 
 def test_sensitivity_is_the_mean_rise_over_the_best_rate():

@@ -9,7 +9,7 @@ interrupted study goes on, and the jobs of a study may run on different machines
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from xfresearch.studies import statistics
+from xfresearch.studies import rates
 from xfresearch.studies.design import TUNING_SEED, Study
 
 
@@ -69,7 +69,7 @@ def next_rate(study: Study, losses: Mapping[float, float]) -> float | None:
     for rate in study.rates:
         if rate not in losses:
             return rate
-    edge = statistics.at_edge(losses)
+    edge = rates.at_edge(losses)
     if not edge or len(losses) >= len(study.rates) + study.extensions:
         return None
     ratio = study.rates[1] / study.rates[0]
@@ -82,7 +82,7 @@ def next_trial(study: Study, results: Results, cell: Cell) -> Trial | None:
     rate = next_rate(study, losses)
     if rate is not None:
         return Trial(tuned(study, cell), rate, TUNING_SEED)
-    best = statistics.best_rate(losses)
+    best = rates.best_rate(losses)
     if best is None:
         return None
     return next((trial for trial in seeded(study, cell, best) if trial not in results), None)

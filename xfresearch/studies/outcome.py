@@ -10,7 +10,7 @@ from xfresearch.config.fields import leaves
 from xfresearch.run.config import Config
 from xfresearch.runtime.errors import UserError
 from xfresearch.runtime.summaries import mean_interval
-from xfresearch.studies import statistics
+from xfresearch.studies import rates, statistics
 from xfresearch.studies.cells import Cell, Trial, cells, seeded, tried
 from xfresearch.studies.design import OF_A_RUN, Study, described
 from xfresearch.studies.matching import Matched, has_trend, tokens, trend_of
@@ -97,7 +97,7 @@ def short_commit(commit: str) -> str:
 def _arm(study: Study, cell: Cell, matched: Matched, values: Mapping[Trial, float], results: Mapping[Trial, dict]) -> dict:
     """One arm at one size."""
     losses = tried(study, values, cell)
-    rate = statistics.best_rate(losses)
+    rate = rates.best_rate(losses)
     if rate is None:
         return _diverged(losses, matched)
     trials = seeded(study, cell, rate)
@@ -109,7 +109,7 @@ def _arm(study: Study, cell: Cell, matched: Matched, values: Mapping[Trial, floa
     return {
         "rate": rate,
         "tried": losses,
-        "edge": statistics.at_edge(losses),
+        "edge": rates.at_edge(losses),
         "values": metric,
         "mean": float(np.mean(metric)),
         "deviation": float(np.std(metric, ddof=1)),

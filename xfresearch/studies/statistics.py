@@ -239,25 +239,10 @@ def trend(differences: Mapping[float, Sequence[float]]) -> Trend:
     return Trend(found.mean, found.low, found.high, found.p, found.deviation, independent)
 
 
-def best_rate(losses: Mapping[float, float]) -> float | None:
-    """The learning rate with the smallest loss; of several, as those that solve a task, the one closest to the middle of the
-    grid. None if every run diverged."""
-    rates = sorted(losses)
-    known = [rate for rate in rates if math.isfinite(losses[rate])]
-    middle = (len(rates) - 1) / 2
-    return min(known, key=lambda rate: (losses[rate], abs(rates.index(rate) - middle)), default=None)
-
-
-def at_edge(losses: Mapping[float, float]) -> Literal["", "low", "high"]:
-    """Whether the best learning rate is the smallest or the largest one that was tried: 'low' if every run diverged."""
-    best = best_rate(losses)
-    return "low" if best in (None, min(losses)) else "high" if best == max(losses) else ""
-
-
 def sensitivity(losses: Mapping[float, float], highest: float) -> float:
     """The mean rise of the loss over its minimum, over the learning rates (Wortsman et al. 2023, section 2.2). A loss counts
     as at most `highest`, that of a model which has learnt nothing. NaN if every run diverged."""
-    if best_rate(losses) is None:
+    if not any(map(math.isfinite, losses.values())):
         return math.nan
     capped = [min(loss, highest) if math.isfinite(loss) else highest for loss in losses.values()]
     return float(np.mean(capped) - min(capped))

@@ -1,0 +1,101 @@
+"""Studies that are drawn from a known truth, and decided by the rule of studies or by the one that they had before."""
+
+import math
+from itertools import chain
+from typing import NamedTuple
+
+import numpy as np
+
+from xfresearch.studies import rates, statistics
+from xfresearch.studies.simultaneous import Intervals, intervals
+
+SIZES, BUDGETS = (0.5e6, 1e6, 2e6), (10.0, 20.0)
+N_R = np.repeat(SIZES, len(BUDGETS))
+D_R = N_R * np.tile(BUDGETS, len(SIZES))
+PLACES_RF = np.log(np.stack([N_R, D_R], 1))
+TUNED = (0, 3)  # the first size with few tokens, the second with many
+THREE = (0, 1, 2)  # the first size with few and many tokens, the second with few
+GRID, EXTENSIONS, RUNS = (0.004, 0.008, 0.016), 3, 3
+MARGIN, NOISE, CURVATURE = 0.02, 0.01, 0.1
+ARMS, PAIRS = 3, 5
+
+
+class World(NamedTuple):
+    """The truth: of each arm, the baseline first, at each rung R, with the best rate. Correlation is that of pairs."""
+
+    effect_AR: np.ndarray
+    vertex_AR: np.ndarray  # log of the best rate
+    noise_AR: np.ndarray
+    correlation: float = 0.3
+
+    def run(self, arm: int, rung: int, rate: float, noise: float) -> float:
+        off = math.log(rate) - self.vertex_AR[arm, rung]
+        return 2 + self.effect_AR[arm, rung] + CURVATURE / 2 * off**2 + self.noise_AR[arm, rung] * noise
+
+
+def world(effect=0.0, moves=(0.0,) * (ARMS + 1), noise=(1.0,) * (ARMS + 1)) -> World:
+    """moves: the power of each arm's best rate in the parameters; effect: of the arms, a number or one for each rung."""
+    shape = np.ones((ARMS + 1, len(N_R)))
+    effect_AR = shape * effect
+    effect_AR[0] = 0
+    vertex_AR = math.log(0.008) + 0.1 * shape + np.outer(moves, np.log(N_R / N_R[0]))
+    return World(effect_AR, vertex_AR, NOISE * np.array(noise)[:, None] * shape)
+
+
+def tuned(world: World, arm: int, rung: int, runs: int, rng) -> dict[float, list[float]]:
+    """Every run of a choice of the rate, in the order in which a study makes them."""
+    tried: dict[float, list[float]] = {}
+    while step := rates.next_run(tried, GRID, runs, EXTENSIONS):
+        rate, _ = step
+        tried.setdefault(rate, []).append(world.run(arm, rung, rate, rng.standard_normal()))
+    return tried
+
+
+def paired_values(world: World, rates_AR, rng) -> np.ndarray:
+    """[arms + 1, R, N]: the runs that decide."""
+    shared = math.sqrt(world.correlation) * rng.standard_normal((1, len(N_R), PAIRS))
+    noise_ARN = shared + math.sqrt(1 - world.correlation) * rng.standard_normal((ARMS + 1, len(N_R), PAIRS))
+    every = [[world.run(arm, rung, rates_AR[arm][rung], noise_ARN[arm, rung]) for rung in range(len(N_R))]
+             for arm in range(ARMS + 1)]  # fmt: skip
+    return np.array(every)
+
+
+def study(world: World, rng, at=TUNED, draws: int = 200) -> Intervals:
+    """The intervals of a study: rates tuned at some rungs with three runs each, carried to the others, and resampled."""
+    carry = rates.carry(PLACES_RF, at)
+    tried_AT = [[tuned(world, arm, rung, RUNS, rng) for rung in at] for arm in range(ARMS + 1)]
+    rates_AR = [_rates(tried_T, carry) for tried_T in tried_AT]
+    values_ARN = paired_values(world, rates_AR, rng)
+    deviation_AR = values_ARN.std(-1, ddof=1)
+    rises = [
+        rates.resampled_rises(tried_T, deviation_AR[arm, list(at)], carry, RUNS, draws, arm)
+        for arm, tried_T in enumerate(tried_AT)
+    ]
+    rises_BAR = np.stack([each - rises[0] for each in rises[1:]], 1)
+    return intervals(values_ARN[1:] - values_ARN[0], None, rises_BAR, draws=draws)
+
+
+def _rates(tried_T, carry: rates.Carry) -> list[float]:
+    best_T = [rates.chosen(tried, RUNS) for tried in tried_T]
+    every = sorted(set(chain(*tried_T)))
+    return [rates.carried(best_T, weights_T, every, GRID[1] / GRID[0]) for weights_T in carry.weights_RT]
+
+
+def verdicts(found: Intervals) -> np.ndarray:
+    """[A, R] words."""
+    within = found.p_beyond(MARGIN) < 0.05
+    differs = np.where(found.mean < 0, "better", "worse")
+    return np.where(within, "equivalent", np.where(found.p < 0.05, differs, "undecided"))
+
+
+def former_verdicts(world: World, rng) -> np.ndarray:
+    """[A, R] words by the rule that studies had: one run for each rate at the smallest size, the best rate that was tried,
+    and at each rung t tests of pairs, corrected by Holm's method over the arms of the rung."""
+    rate_A = [rates.best_rate(rates.means(tuned(world, arm, 0, 1, rng))) for arm in range(ARMS + 1)]
+    values_ARN = paired_values(world, [[rate] * len(N_R) for rate in rate_A], rng)
+    words = np.empty((ARMS, len(N_R)), object)
+    for rung in range(len(N_R)):
+        differences = {arm: statistics.paired(values_ARN[arm + 1, rung], values_ARN[0, rung]) for arm in range(ARMS)}
+        for arm, decision in statistics.decisions(differences, MARGIN, ARMS).items():
+            words[arm, rung] = decision.verdict
+    return words

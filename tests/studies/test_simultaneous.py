@@ -1,0 +1,153 @@
+"""Intervals of whole studies whose truth is known: false verdicts, coverage, and the traps that fool the former rule."""
+
+import math
+
+import numpy as np
+import pytest
+from scipy import special, stats
+
+from tests.studies import simulated
+from tests.studies.simulated import ARMS, MARGIN, TUNED, world
+from xfresearch.studies import simultaneous, statistics
+from xfresearch.studies.simultaneous import inverse_trigamma, shared_variances
+
+MOVES = (0.0, -0.8, -0.8, 0.8)  # powers of the best rates in the parameters
+THREE = (0, 1, 2)  # tuned rungs: the first size with few and many tokens, the second with few
+VANISHING = np.tile([2 * MARGIN, 0.0], len(simulated.SIZES))
+WORLDS = {
+    "null": (world(), TUNED),
+    "a rate that moves": (world(moves=MOVES), TUNED),
+    "a rate that moves, three tuned rungs": (world(moves=MOVES), THREE),
+    "an arm that varies": (world(noise=(1, 3, 1, 1)), TUNED),
+    "a baseline that varies": (world(noise=(3, 1, 1, 1)), TUNED),
+    "an effect of the margin": (world(effect=MARGIN), TUNED),
+    "an effect that vanishes with tokens": (world(effect=VANISHING), TUNED),
+}
+
+
+def wrong(words_AR, true_AR) -> bool:
+    """Whether any verdict of a study is false."""
+    better, worse = words_AR == "better", words_AR == "worse"
+    beyond = np.abs(true_AR) >= MARGIN - 1e-12
+    return bool(((better & (true_AR >= 0)) | (worse & (true_AR <= 0)) | ((words_AR == "equivalent") & beyond)).any())
+
+
+def rates_of(name: str, studies: int) -> tuple[float, float]:
+    """The share of studies with a false verdict, and of those whose intervals all contain the truth."""
+    (truth, tuned), rng = WORLDS[name], np.random.default_rng(0)
+    true_AR, false, covered = truth.effect_AR[1:], 0, 0
+    for _ in range(studies):
+        found = simulated.study(truth, rng, tuned)
+        false += wrong(simulated.verdicts(found), true_AR)
+        covered += bool(((found.low <= true_AR) & (true_AR <= found.high)).all())
+    return false / studies, covered / studies
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", WORLDS)
+def test_false_verdicts_come_in_5_percent_of_studies_at_most(name):
+    false, covered = rates_of(name, 2000)
+    assert false <= 0.05 and covered >= 0.93, (false, covered)
+
+
+@pytest.mark.parametrize("name", ["a rate that moves", "an arm that varies"])
+def test_a_few_studies_have_hardly_a_false_verdict(name):
+    """5 % of 40 studies are 2: more than 5 have a chance of 1 % if the rate is kept."""
+    false, covered = rates_of(name, 40)
+    assert false * 40 <= 5 and covered * 40 >= 34
+
+
+@pytest.mark.parametrize("name", ["a rate that moves", "an arm that varies", "an effect that vanishes with tokens"])
+def test_each_trap_fools_the_former_rule(name, monkeypatch):
+    monkeypatch.setattr(statistics, "_bootstrap", lambda differences: (math.nan, math.nan))
+    truth, rng = WORLDS[name][0], np.random.default_rng(0)
+    false = [wrong(simulated.former_verdicts(truth, rng), truth.effect_AR[1:]) for _ in range(20)]
+    assert np.mean(false) > 0.25  # 9 of 20 would have a chance of 1e-7 at a rate of 5 %
+
+
+def drawn_differences(rng, deviation_A, correlation=0.0, pairs=5) -> np.ndarray:
+    shape = (1, 6, pairs)
+    shared = math.sqrt(correlation) * rng.standard_normal(shape)
+    own = math.sqrt(1 - correlation) * rng.standard_normal((len(deviation_A), *shape[1:]))
+    baseline = shared + math.sqrt(1 - correlation) * rng.standard_normal(shape)
+    return np.array(deviation_A)[:, None, None] * (shared + own) - baseline
+
+
+def test_one_variance_for_all_arms_is_wrong_if_one_arm_varies():
+    """Dunnett's test of three arms with five runs each, whose two-sided critical value is 2.59."""
+    values = np.random.default_rng(0).standard_normal((4, 5, 5000))
+    test = stats.dunnett(*values[1:, :, 0], control=values[0, :, 0], rng=np.random.default_rng(0))
+
+    def largest(values):
+        pooled = values.var(1, ddof=1).mean(0)
+        return np.abs((values[1:] - values[0]).mean(1) / np.sqrt(2 * pooled / 5)).max(0)
+
+    assert largest(values)[0] == pytest.approx(np.abs(test.statistic).max())
+    assert (largest(values) > 2.59).mean() == pytest.approx(0.05, abs=0.01)
+    varies = values * np.array([1, 3, 1, 1])[:, None, None]
+    assert (largest(varies) > 2.59).mean() > 0.08
+
+
+def test_the_critical_value_falls_if_the_variances_of_an_arm_agree():
+    """Between that of the variance of one rung alone (4 degrees of freedom), and that of a known variance."""
+    found = simultaneous.intervals(drawn_differences(np.random.default_rng(1), [1.0] * ARMS))
+    alone, known = (distribution.ppf(1 - 0.025 / 18) for distribution in (stats.t(4), stats.norm))
+    assert known < found.critical < 0.7 * alone
+
+
+def test_shared_variances_are_smyths():
+    """Drawn from his model: the freedom of the prior is found, and the variances come nearer to the true ones."""
+    rng = np.random.default_rng(2)
+    true = 2.0 * 10 / rng.chisquare(10, (1, 5000))
+    estimated = true * rng.chisquare(4, true.shape) / 4
+    shared, prior = shared_variances(estimated, 4)
+    assert prior == pytest.approx(10, rel=0.15)
+    assert np.mean(np.log(shared / true) ** 2) < 0.5 * np.mean(np.log(estimated / true) ** 2)
+    expected = (prior * 2.0 + 4 * estimated) / (prior + 4)
+    assert np.median(shared / expected) == pytest.approx(1, abs=0.05)
+
+
+def test_a_single_difference_has_the_interval_of_students_t():
+    differences = np.array([[[0.1, 0.3, 0.2, 0.25, 0.05]]])
+    found = simultaneous.intervals(differences, draws=200_000)
+    expected = stats.ttest_1samp(differences[0, 0], 0.0)
+    interval = expected.confidence_interval(0.95)
+    assert (found.low[0, 0], found.high[0, 0]) == pytest.approx((interval.low, interval.high), abs=2e-3)
+    assert found.p[0, 0] == pytest.approx(expected.pvalue, rel=0.05)
+    one_sided = stats.ttest_1samp(differences[0, 0], 0.3, alternative="less").pvalue
+    assert found.p_worse(0.3)[0, 0] == pytest.approx(one_sided, rel=0.05)
+    assert found.p_beyond(0.3)[0, 0] == pytest.approx(one_sided, rel=0.05)
+
+
+def test_inverse_trigamma_inverts():
+    y = np.array([0.01, 0.5, 1.6, 30.0])
+    assert special.polygamma(1, inverse_trigamma(y)) == pytest.approx(y)
+
+
+def test_an_arm_without_a_difference_leaves_the_others_theirs():
+    differences = drawn_differences(np.random.default_rng(3), [1.0] * ARMS)
+    whole = simultaneous.intervals(differences)
+    differences[1, 2] = np.nan
+    contrasts = np.stack([np.ones(6) / 6, np.eye(6)[0]])
+    found, mean = simultaneous.intervals(differences), simultaneous.intervals(differences, contrasts)
+    assert np.isnan(found.low[1, 2]) and np.isnan(found.p[1, 2]) and np.isfinite(found.low).sum() == 17
+    assert found.mean[0] == pytest.approx(whole.mean[0])
+    assert np.isnan(mean.mean[1, 0]) and np.isfinite(mean.mean[1, 1])
+    assert mean.mean[0, 0] == pytest.approx(differences[0].mean())
+
+
+def test_equal_runs_differ_by_nothing_and_planted_ones_by_their_difference():
+    differences = np.zeros((2, 3, 5))
+    differences[1] = 0.5
+    found = simultaneous.intervals(differences)
+    assert found.p[0].min() == 1 and found.p[1].max() < 0.01
+    assert found.p_beyond(0.1)[0].max() < 0.01 and found.low[1] == pytest.approx(0.5)
+
+
+def test_what_the_choice_of_rates_costs_is_taken_off_and_widens():
+    differences = drawn_differences(np.random.default_rng(4), [1.0])
+    rises = np.zeros((500, 1, 6))
+    rises[:, 0, 5] = 2 * np.random.default_rng(5).chisquare(1, 500)
+    plain, found = simultaneous.intervals(differences), simultaneous.intervals(differences, rises_BAR=rises)
+    assert found.mean[0, 5] == pytest.approx(plain.mean[0, 5] - 2, abs=0.3)
+    assert found.error[0, 5] > 2 * plain.error[0, 5] and found.error[0, 0] == plain.error[0, 0]

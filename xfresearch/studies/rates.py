@@ -1,0 +1,155 @@
+"""The choice of a learning rate, as a part of the experiment: which rates run, which one is chosen, what the choice costs.
+
+At a rung that tunes, every rate of the grid runs once. The best one and its two neighbours then get further runs, and the
+others are hopeless. If the means of all runs have another best one, its neighbours get runs, too; if the best one lies at
+the edge, the next rate is tried. The rate that decides is the vertex of the parabola through the three means in log rate.
+With one run for each rate there is no mean, and the best rate that was tried decides.
+
+At another rung, the log rate is that of the flattest plane in (log parameters, log tokens) through the vertices of the rungs
+that tune: one rung gives a constant, two give a power law along the line between them (of compute, in DeepSeek-AI 2024,
+section 3.1), and more than two a plane. It goes at most one step of the grid beyond the rates that were tried. Along the
+directions in which no rung tunes, the rate stays, and the intervals have what its unknown move may cost.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+# Deviation of the power of the best rate in parameters or tokens where no rung tells: published are -0.71 in parameters and
+# 0.31 in tokens (Li et al. 2025, arXiv 2503.04715, eq. 1), and -0.125 in compute (DeepSeek-AI 2024).
+POWERS = 0.5
+Tried = Mapping[float, Sequence[float]]  # rate: losses of its runs; NaN for one that diverged
+
+
+class Parabola(NamedTuple):
+    """loss = lowest + curvature / 2 (log rate - vertex)^2."""
+
+    vertex: float
+    curvature: float
+
+
+def means(tried: Tried) -> dict[float, float]:
+    """{rate: mean loss} in ascending order; NaN if a run diverged."""
+    return {rate: float(np.mean(tried[rate])) for rate in sorted(tried)}
+
+
+def best_rate(losses: Mapping[float, float]) -> float | None:
+    """The learning rate with the smallest loss; of several, as those that solve a task, the one closest to the middle of the
+    grid. None if every run diverged."""
+    rates = sorted(losses)
+    known = [rate for rate in rates if math.isfinite(losses[rate])]
+    middle = (len(rates) - 1) / 2
+    return min(known, key=lambda rate: (losses[rate], abs(rates.index(rate) - middle)), default=None)
+
+
+def at_edge(losses: Mapping[float, float]) -> Literal["", "low", "high"]:
+    """Whether the best learning rate is the smallest or the largest one that was tried: 'low' if every run diverged."""
+    best = best_rate(losses)
+    return "low" if best in (None, min(losses)) else "high" if best == max(losses) else ""
+
+
+def next_run(tried: Tried, grid: Sequence[float], runs: int, extensions: int) -> tuple[float, int] | None:
+    """The rate that runs next, and how many runs it has had; None if the choice can be made."""
+    for rate in grid:
+        if not tried.get(rate):
+            return rate, 0
+    losses = means(tried)
+    edge = at_edge(losses)
+    if edge and len(losses) < len(grid) + extensions:
+        ratio = grid[1] / grid[0]
+        return float(f"{min(losses) / ratio if edge == 'low' else max(losses) * ratio:.3g}"), 0
+    hopeful = [rate for rate in _neighbours(losses) if math.isfinite(losses[rate]) and len(tried[rate]) < runs]
+    return next(((rate, len(tried[rate])) for rate in hopeful), None)
+
+
+def _neighbours(losses: Mapping[float, float]) -> list[float]:
+    """The best rate and those beside it, in ascending order."""
+    best, rates = best_rate(losses), sorted(losses)
+    at = rates.index(best) if best is not None else 0
+    return rates[max(0, at - 1) : at + 2] if best is not None else []
+
+
+def parabola(tried: Tried) -> Parabola | None:
+    """Through the means of the best rate and its neighbours; None if one of them diverged, or is not there."""
+    losses = means(tried)
+    rates = _neighbours(losses)
+    if len(rates) < 3 or not all(math.isfinite(losses[rate]) for rate in rates) or at_edge(losses):
+        return None
+    x_3, y_3 = np.log(rates), np.array([losses[rate] for rate in rates])
+    square, slope, _ = np.polyfit(x_3 - x_3[1], y_3 - y_3[1], 2)
+    if square <= 0:  # three equal means, as of a task that all rates solve
+        return None
+    return Parabola(float(x_3[1] - slope / (2 * square)), float(2 * square))
+
+
+def chosen(tried: Tried, runs: int) -> float | None:
+    """The rate of a rung that tunes; None if every run diverged."""
+    found = parabola(tried) if runs > 1 else None
+    return best_rate(means(tried)) if found is None else float(f"{math.exp(found.vertex):.3g}")
+
+
+class Carry(NamedTuple):
+    """How log rates of the tuned rungs T go to all rungs R: weights_RT. unknown_RF: where a rung lies in the directions (log
+    parameters, log tokens) along which no rung tunes."""
+
+    weights_RT: np.ndarray
+    unknown_RF: np.ndarray
+    tuned: tuple[int, ...]
+
+
+def carry(places_RF: np.ndarray, tuned: Sequence[int]) -> Carry:
+    """places_RF: log parameters and log tokens of the baseline at each rung. A tuned rung has its own rate."""
+    tuned = list(tuned)
+    centre_F = places_RF[tuned].mean(0)
+    from_RF, known_TF = places_RF - centre_F, places_RF[tuned] - centre_F
+    slopes_FT = np.linalg.pinv(known_TF, rcond=1e-6)
+    weights_RT = 1 / len(tuned) + from_RF @ (slopes_FT - slopes_FT.mean(1, keepdims=True))
+    unknown_RF = from_RF - from_RF @ slopes_FT @ known_TF
+    weights_RT[tuned], unknown_RF[tuned] = np.eye(len(tuned)), 0.0
+    return Carry(weights_RT, unknown_RF, tuple(tuned))
+
+
+def carried(rates_T: Sequence[float], weights_T: np.ndarray, tried: Sequence[float], ratio: float) -> float:
+    """The rate of a rung, of those of the tuned rungs. tried: all rates that ran there; ratio: a step of the grid."""
+    rate = math.exp(float(weights_T @ np.log(rates_T)))
+    return float(f"{min(max(rate, min(tried) / ratio), max(tried) * ratio):.3g}")
+
+
+def resampled_rises(
+    tried_T: Sequence[Tried], deviations_T: Sequence[float], carry: Carry, runs: int, draws: int, seed: int
+) -> np.ndarray:
+    """[draws, R]: how far above its lowest point an arm's loss is, if the whole choice of its rate is made again with other
+    noise. deviations_T: of the runs at each tuned rung. The fitted parabolas are the truth; a rung that does not tune has
+    the mean of their curvatures. Along directions in which no rung tunes, the best rate moves with a power that is drawn
+    (POWERS). 0 if no tuned rung has a parabola."""
+    rng, fitted = np.random.default_rng(seed), [parabola(each) for each in tried_T]
+    known = [each.curvature for each in fitted if each is not None]
+    if not known:
+        return np.zeros((draws, len(carry.weights_RT)))
+    off_BT = np.zeros((draws, len(tried_T)))
+    for at, (each, found) in enumerate(zip(tried_T, fitted, strict=True)):
+        if found is not None:
+            off_BT[:, at] = _chosen_again(each, found, deviations_T[at], runs, draws, rng) - found.vertex
+    powers_BF = POWERS * rng.standard_normal((draws, carry.unknown_RF.shape[1]))
+    off_BR = off_BT @ carry.weights_RT.T + powers_BF @ carry.unknown_RF.T
+    curvature_R = np.full(len(carry.weights_RT), np.mean(known))
+    curvature_R[list(carry.tuned)] = [np.mean(known) if each is None else each.curvature for each in fitted]
+    return np.square(off_BR) * curvature_R / 2
+
+
+def _chosen_again(tried: Tried, truth: Parabola, deviation: float, runs: int, draws: int, rng) -> np.ndarray:
+    """[draws]: log rates that the same grid would have chosen."""
+    x_K = np.log(sorted(tried))
+    noise_BK = deviation / math.sqrt(runs) * rng.standard_normal((draws, len(x_K)))
+    loss_BK = truth.curvature / 2 * np.square(x_K - truth.vertex) + noise_BK
+    if runs == 1:
+        return x_K[loss_BK.argmin(1)]
+    middle = np.clip(loss_BK.argmin(1), 1, len(x_K) - 2)
+    rows = np.arange(draws)
+    left, best, right = (loss_BK[rows, middle + step] for step in (-1, 0, 1))
+    step_B = (x_K[middle + 1] - x_K[middle - 1]) / 2
+    bend_B = left - 2 * best + right
+    shift_B = np.where(bend_B > 0, (left - right) / (2 * np.where(bend_B > 0, bend_B, 1)), np.sign(left - right))
+    return x_K[middle] + step_B * np.clip(shift_B, -1, 1)
