@@ -59,7 +59,7 @@ def repository() -> str:
 def face() -> list[str]:
     """Where the public names of the package are: 'loading.load' for xf.load."""
     tree = ast.parse((ROOT / "xfresearch" / "__init__.py").read_text())
-    assigned = {node.targets[0].id: node.value for node in tree.body if isinstance(node, ast.Assign)}
+    assigned = {ast.unparse(node.targets[0]): node.value for node in tree.body if isinstance(node, ast.Assign)}
     return [f"{module}.{name}" for name, module in ast.literal_eval(assigned["_HOMES"]).items()]
 
 

@@ -18,7 +18,9 @@ from tests.tiny_runs import make_run, rough_params, tiny_config
 from tests.tolerances import TOLERANCE
 from tests.training.processes import Processes
 from tests.training.test_report import browse
-from xfresearch import compare, evaluate
+from xfresearch import evaluate
+from xfresearch.compare import main as compare_main
+from xfresearch.compare import parse as compare_options
 from xfresearch.comparing import held_out, runs
 from xfresearch.data.tokenizers import load_tokenizer
 from xfresearch.evaluation.losses import Scores, Text, Window
@@ -97,7 +99,7 @@ def other_tokenizer(tmp_path_factory, texts):
 
 def compared(tmp_path, *arguments) -> dict:
     out = tmp_path / "compared.json"
-    compare.main([*map(str, arguments), "--json", str(out)])
+    compare_main([*map(str, arguments), "--json", str(out)])
     return json.loads(out.read_text())
 
 
@@ -174,7 +176,7 @@ def test_other_tokenizers_are_compared_in_bits_per_byte(trained, other_tokenizer
 def test_a_text_of_one_document_is_paired_by_sequence(trained, other_tokenizer, texts, tmp_path):
     """Models with other tokenizers read the same bytes, although 40 sequences of the first run end inside the text."""
     given = ["--data", texts[1], "--split", "train", "--limit", "40"]
-    options = compare.parse([*map(str, trained), *given])
+    options = compare_options([*map(str, trained), *given])
     model = held_out.load(str(trained[0]), options, None)
     reference = held_out.first_reads(model, options)
     first = held_out.measure(model, options, reference).sums
@@ -291,7 +293,7 @@ def test_without_a_loss_of_the_first_run_the_curves_remain(trained, tmp_path):
     assert found["differences"] and (tmp_path / "page.html").read_text().count("<svg") == 2 * 4
     (tmp_path / "started" / "metrics.jsonl").unlink()
     with pytest.raises(UserError, match="started has no checkpoint yet"):
-        compare.main([str(trained[0]), str(started)])
+        compare_main([str(trained[0]), str(started)])
 
 
 def test_labels_are_compared_by_sequence(tmp_path):
@@ -309,7 +311,7 @@ def test_labels_are_compared_by_sequence(tmp_path):
     assert pair["value"] == pytest.approx(own["loss"], rel=TOLERANCE["float32"])
     text_run = make_run(tmp_path / "text", "gpt2", steps=(1,))
     with pytest.raises(UserError, match="RUN=.*text is not allowed: it predicts next tokens, and .*0 predicts labels"):
-        compare.main([str(paths[0]), str(text_run)])
+        compare_main([str(paths[0]), str(text_run)])
 
 
 def test_the_page_logs_nothing_and_requests_nothing(comparison, tmp_path):
@@ -350,7 +352,7 @@ def test_the_page_is_one_file_with_tables_and_curves(comparison):
 def test_mistakes_are_one_line(trained, arguments, text, capsys):
     given = [argument.format(a=trained[0], b=trained[1]) for argument in arguments]
     with pytest.raises(SystemExit) as stopped:
-        command.run(compare.main, given)
+        command.run(compare_main, given)
     error = capsys.readouterr().err.strip().splitlines()[-1]
     assert stopped.value.code == 2 and error.startswith("error: ") and re.search(text, error), error
 

@@ -20,7 +20,7 @@ from tests.daily import daily
 from tests.data import made_tokenizers
 from tests.tiny_runs import ROOT, make_run, tiny_config, tiny_model
 from tests.tolerances import TOLERANCE, relative_error
-from xfresearch import evaluate, train
+from xfresearch import evaluate
 from xfresearch.data.pipeline import evaluation_batches, prepare
 from xfresearch.evaluation import losses
 from xfresearch.evaluation.losses import (
@@ -36,6 +36,7 @@ from xfresearch.loading import loading
 from xfresearch.models import reach
 from xfresearch.runtime import command
 from xfresearch.runtime.errors import UserError
+from xfresearch.train import main as train_main
 
 WORDS = "the cat sat on the mat. naïve\n"
 
@@ -169,7 +170,7 @@ def test_training_and_evaluate_count_the_bytes_of_the_text(texts, tmp_path):
     keys = small | {"data.tokenizer": tmp_path / "tok.bin", "data.corpus": texts["data__corpus"], "log.tracker": "jsonl"}
     flags = [f"--config.{key}={value}" for key, value in keys.items()]
     run, output = tmp_path / "run", tmp_path / "train.json"
-    train.main(["--config", "configs/gpt2.py:tiny", "--workdir", str(run), "--json", str(output), *flags])
+    train_main(["--config", "configs/gpt2.py:tiny", "--workdir", str(run), "--json", str(output), *flags])
     trained, measured = json.loads(output.read_text())["evaluation"], evaluated(run, tmp_path=tmp_path)
     assert trained["tokens"] == measured["tokens"] and trained["bytes"] == pytest.approx(measured["bytes"], rel=1e-3)
     assert trained["bits_per_byte"] == pytest.approx(measured["bits_per_byte"], rel=1e-3)

@@ -12,11 +12,11 @@ import pytest
 
 import xfresearch as xf
 from tests.tiny_runs import ROOT, make_run, tiny_config, tiny_model
-from xfresearch import train
 from xfresearch.data.files import read_documents
 from xfresearch.data.tokenizers import ByteTokenizer, load_tokenizer
 from xfresearch.runtime import arrays, compression, files
 from xfresearch.runtime.errors import UserError
+from xfresearch.train import main as train_main
 from xfresearch.training.metrics import MetricsLog
 from xfresearch.training.workdir import locked, write_config
 
@@ -64,7 +64,7 @@ def test_training_changes_nothing_behind_a_link_of_the_run(tmp_path, victim, nam
     flags = [f"--config.data.cache_dir={tmp_path}/cache", f"--config.data.corpus=('text_files:{tmp_path}/text.txt',)"]
     flags += ["--config.steps=1", "--config.optimizer.warmup=0", "--config.evaluation.sequences=1"]
     flags += ["--config.data.tokenizer=bytes"]
-    refused(lambda: train.main([f"--config={ROOT}/configs/gpt2.py:tiny", f"--workdir={tmp_path}/run", *flags]), tmp_path)
+    refused(lambda: train_main([f"--config={ROOT}/configs/gpt2.py:tiny", f"--workdir={tmp_path}/run", *flags]), tmp_path)
     assert content(victim) == before
 
 

@@ -9,13 +9,14 @@ import pytest
 
 import xfresearch as xf
 from tests.contracts.variants import ROOT
-from xfresearch import evaluate, generate, train
+from xfresearch import evaluate, generate
 from xfresearch.checkpoints import store
 from xfresearch.data.pipeline import prepare
 from xfresearch.evaluation import losses
 from xfresearch.loading import loading
 from xfresearch.run.files import parse
 from xfresearch.runtime.errors import UserError
+from xfresearch.train import main as train_main
 from xfresearch.training.metrics import read_metrics
 
 CONFIG = f"{ROOT}/configs/brody_majority.py:tiny"
@@ -31,7 +32,7 @@ def trained(workdir, cache) -> dict:
 
     result = workdir.with_suffix(".json")
     flags = [f"--config.data.cache_dir={cache}", "--config.log.tracker=jsonl", "--config.checkpoint.keep=9"]
-    train.main(["--config", CONFIG, "--workdir", str(workdir), "--json", str(result), *flags])
+    train_main(["--config", CONFIG, "--workdir", str(workdir), "--json", str(result), *flags])
     return json.loads(result.read_text())
 
 

@@ -6,12 +6,19 @@ checkpoint. A difference has a 95 % interval from pairs: documents or sequences 
 """
 
 import math
-from argparse import ArgumentTypeError
+from argparse import ArgumentTypeError, Namespace
+from collections.abc import Sequence
+from os import PathLike
+from typing import TYPE_CHECKING
 
 from xfresearch.evaluation import held_out
 from xfresearch.runtime import command, distributed
 from xfresearch.runtime.errors import UserError
 from xfresearch.runtime.files import check_output, write_json
+
+if TYPE_CHECKING:  # --help must not wait for them
+    from xfresearch.comparing.compared import Compared
+    from xfresearch.training.runs import Run
 
 EPILOG = """\
 examples:
@@ -42,6 +49,32 @@ def main(arguments: list[str]) -> None:
             page.write(options.html, comparison)
 
 
+def compare(
+    runs: "Sequence[str | PathLike[str] | Run]",
+    *,
+    margin: float = 0.0,
+    task_margin: float = 0.0,
+    data: str = "",
+    split: str = "",
+    sequence_length: int = 0,
+    stride: int = 0,
+    limit: int = 0,
+    batch_size: int = 0,
+) -> "Compared":
+    """Compares runs with the first one, as the command does. The options are its flags.
+
+    runs: what `xf.train` returned, directories of runs, checkpoints, Hugging Face folders. Raises UserError for a path that
+    is no model, an option that does not fit, and runs that cannot read the same data.
+    """
+    from xfresearch.comparing import collecting
+    from xfresearch.comparing.compared import Compared
+
+    numbers = {"margin": margin, "task-margin": task_margin, "sequence-length": sequence_length, "stride": stride}
+    given = {"data": data, "split": split, "limit": limit, "batch-size": batch_size} | numbers
+    flags = [f"--{name}={value}" for name, value in given.items() if value]
+    return Compared(collecting.collect(parse([*(str(getattr(run, "workdir", run)) for run in runs), *flags])))
+
+
 def parser() -> command.Parser:
     """The flags of the command."""
     made = command.Parser(prog="python -m xfresearch.compare", description=__doc__, epilog=EPILOG)
@@ -58,7 +91,7 @@ def parser() -> command.Parser:
     return made
 
 
-def parse(arguments: list[str]):
+def parse(arguments: list[str]) -> Namespace:
     options = parser().parse_args(arguments)
     if len(options.runs) < 2:
         raise UserError(f"RUN={options.runs[0]} is not allowed alone: give two runs or more")

@@ -132,7 +132,7 @@ def _compare(options, flags: list[str]) -> None:
     command.require_only(options, ("runs", "workdir"), "--runs, which trains nothing")
     from etils import epath
 
-    from xfresearch import compare
+    from xfresearch.compare import main as compare_main
     from xfresearch.runtime.files import check_output, exists
     from xfresearch.studies.conducting import DESIGN
 
@@ -145,7 +145,7 @@ def _compare(options, flags: list[str]) -> None:
         if flag.partition("=")[0] in files:
             raise UserError(f"{flag} is not allowed with --runs, which writes {' and '.join(files.values())} into --workdir")
     outputs = [word for flag, name in files.items() for word in (flag, f"{options.workdir}/{name}")]
-    compare.main([*options.runs, *outputs, *flags])
+    compare_main([*options.runs, *outputs, *flags])
     print(f"\nreport     {options.workdir}/report.html")
 
 

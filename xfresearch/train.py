@@ -7,11 +7,22 @@ report.
 import signal
 import sys
 import time
+from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 from xfresearch.run import known_keys
-from xfresearch.runtime import command, distributed
+from xfresearch.runtime import command, distributed, memory
+from xfresearch.runtime.errors import UserError
 from xfresearch.runtime.files import write_json
+from xfresearch.runtime.terminal import filtered
+
+if TYPE_CHECKING:  # --help must not wait for them
+    from xfresearch.run.files import Source
+    from xfresearch.training.callbacks import Callback
+    from xfresearch.training.runs import Run
 
 EPILOG = """\
 examples:
@@ -58,7 +69,7 @@ def main(arguments: list[str]) -> None:
     from xfresearch.config.reading import to_json
     from xfresearch.training import start
 
-    workdir = options.workdir or "runs/" + "-".join(Path(part).stem for part in options.config.split(":"))
+    workdir = options.workdir or default_workdir(options.config)
     config = start.parse(given, workdir)
     if options.print_config:
         print(to_json(config))
@@ -71,6 +82,56 @@ def main(arguments: list[str]) -> None:
             write_json(options.json, results)
     if results["stopped_by"]:
         sys.exit(128 + signal.Signals[results["stopped_by"]])
+
+
+def default_workdir(file: str) -> str:
+    """'runs/gpt2-tiny' for 'configs/gpt2.py:tiny'."""
+    return "runs/" + "-".join(Path(part).stem for part in file.split(":"))
+
+
+def train(
+    config: "Source",
+    overrides: Mapping[str, object] = MappingProxyType({}),
+    *,
+    workdir: str = "",
+    callbacks: "Sequence[Callback]" = (),
+    start: str = "",
+    fork: bool = False,
+) -> "Run":
+    """Trains a model, or resumes the run in `workdir`, as the command does, and returns the run.
+
+    config: the name of a config ('gpt2:tiny'), a config file FILE[:arg], or a config: a ConfigDict, or the Config of a run.
+    overrides: {dotted key: value}, such as {'steps': 100, 'optimizer.learning_rate': 3e-3}. workdir: by default runs/ and
+    the name of the config. callbacks: see the run while it trains (training/callbacks.py). start: a trained model to start
+    from. fork: resume although config, data or versions differ.
+
+    Ctrl-C ends the run early: its state is saved, it is returned, and the same call resumes it. So does SIGTERM, after which
+    the signal does what it did before the call. Raises UserError for a mistake, Diverged if the loss is not finite, Stopped
+    if a checkpoint cannot be written, and what a callback raises.
+    """
+    began = time.time()
+    from xfresearch.run.files import as_arguments
+    from xfresearch.training import session
+    from xfresearch.training import start as starting
+    from xfresearch.training.runs import Run
+
+    given = as_arguments(config, {**overrides, **({"start.path": start} if start else {})})
+    if not workdir and not isinstance(config, str):
+        raise UserError("workdir='' is not allowed: it must be the directory of the run, for a config without a name")
+    workdir = str(workdir) or default_workdir(str(config))
+    _reuse_memory()
+    with filtered():
+        parsed = starting.parse(given, workdir)
+        results = session.run(parsed, workdir, given, fork, began, panel(parsed), callbacks)
+    if results["stopped_by"] == "SIGTERM":
+        signal.raise_signal(signal.SIGTERM)
+    return Run(workdir, results["stopped_by"])
+
+
+@cache
+def _reuse_memory() -> None:
+    """The setting of the commands, once in this process."""
+    memory.reuse()
 
 
 def panel(config):

@@ -10,12 +10,13 @@ import pytest
 import xfresearch as xf
 from tests.daily import daily
 from tests.tiny_runs import tiny_config, tiny_model
-from xfresearch import LanguageModel, analysis, analyze, train
+from xfresearch import LanguageModel, analysis, analyze
 from xfresearch.analysis.recall import score
 from xfresearch.data.facts import Fact, facts
 from xfresearch.data.tokenizers import ByteTokenizer
 from xfresearch.models import transformer
 from xfresearch.runtime.errors import UserError
+from xfresearch.train import main as train_main
 
 
 def planted(successors: str, layout: str = "pre_norm") -> LanguageModel:
@@ -144,6 +145,6 @@ def test_the_tiny_config_learns_facts_and_not_only_sentences(tmp_path):
     (tmp_path / "colour.json").write_text(json.dumps(relation))
     corpus = f"--config.data.corpus=('facts:{tmp_path}',)"
     arguments = ["--config", "configs/facts.py:tiny", corpus, f"--config.data.cache_dir={tmp_path}/cache"]
-    train.main([*arguments, "--config.steps=1500", f"--workdir={tmp_path}/run"])
+    train_main([*arguments, "--config.steps=1500", f"--workdir={tmp_path}/run"])
     found = analysis.recall(xf.load(tmp_path / "run"))
     assert found.summary["recalled"][0] > 0.95 and found.summary["recalled held out"][0] > 0.8, found.summary

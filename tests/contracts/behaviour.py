@@ -37,7 +37,7 @@ def names() -> list[str]:
 def behaviour(name: str, folder: Path) -> dict:
     """Costs, losses, logits and greedy text of configs/NAME.py:tiny, trained in `folder` in this process."""
     import xfresearch as xf
-    from xfresearch import train
+    from xfresearch.train import main as train_main
 
     text = folder / "squares.txt"
     workdir = folder / name
@@ -46,7 +46,7 @@ def behaviour(name: str, folder: Path) -> dict:
     if name != "brody_majority":  # it has labels and no text
         flags["data.corpus"] = f"('text_files:{text}',)"
     file = ROOT / "configs" / f"{name}.py"
-    train.main(
+    train_main(
         ["--config", f"{file}:tiny", "--workdir", str(workdir), *(f"--config.{k}={v}" for k, v in flags.items())]
     )
     rows = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]

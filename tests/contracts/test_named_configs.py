@@ -10,10 +10,10 @@ import shutil
 import pytest
 
 from tests.contracts.variants import NAMED, ROOT
-from xfresearch import train
 from xfresearch.checkpoints import store
 from xfresearch.data.tokenizers import load_tokenizer
 from xfresearch.run.files import read_json
+from xfresearch.train import main as train_main
 from xfresearch.training import loop
 
 STEPS, HALF = 6, 3
@@ -45,7 +45,7 @@ def state_of(workdir) -> dict:
 def test_trains_with_its_command_and_resumes_bit_for_bit(name, tmp_path, cache, capsys):
     flags = [f"--config.{key}={value}" for key, value in (OVERRIDES | {"data.cache_dir": cache}).items()]
     result = tmp_path / "result.json"
-    train.main(
+    train_main(
         ["--config", f"{ROOT}/configs/{name}.py:tiny", "--workdir", str(tmp_path), "--json", str(result), *flags]
     )
     figures = json.loads(result.read_text())

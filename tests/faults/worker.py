@@ -21,9 +21,9 @@ from pathlib import Path
 from tests.faults import crash
 from tests.faults.calls import Call, watched
 from tests.tiny_runs import ROOT
-from xfresearch import train
 from xfresearch.checkpoints import store
 from xfresearch.runtime import command
+from xfresearch.train import main as train_main
 from xfresearch.training import loop, report, session
 
 STEPS = 6
@@ -50,7 +50,7 @@ def train_in(directory: Path, *more: str) -> tuple[int, str]:
     faulthandler.dump_traceback_later(SECONDS, exit=True)
     with contextlib.redirect_stderr(output), contextlib.redirect_stdout(output):
         try:
-            command.run(train.main, flags(directory, *more))
+            command.run(train_main, flags(directory, *more))
         except SystemExit as ended:
             code = ended.code or 0
         except Exception as error:

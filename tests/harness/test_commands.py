@@ -13,7 +13,8 @@ from tests.harness import local_data
 from tests.harness.test_scoring import alone
 from tests.tiny_runs import make_run, tiny_model
 from tests.tolerances import TOLERANCE
-from xfresearch import compare, evaluate
+from xfresearch import evaluate
+from xfresearch.compare import main as compare_main
 from xfresearch.harness import measuring, scoring, tasks
 from xfresearch.harness.items import Items
 from xfresearch.loading import loading
@@ -173,7 +174,7 @@ def test_a_comparison_finds_the_saved_answers(lm_eval, runs, data, tmp_path, cap
         evaluated(data, tmp_path, "--workdir", run)
     monkeypatch.setattr(scoring, "batches", lambda *_: 1 / 0)  # no model answers again
     (tmp_path / "notes.txt").write_text("".join(f"line {i}\n" for i in range(400)))
-    compare.main([*map(str, runs), f"--data=text_files:{tmp_path}/notes.txt", "--limit=4", f"--json={tmp_path}/out.json"])
+    compare_main([*map(str, runs), f"--data=text_files:{tmp_path}/notes.txt", "--limit=4", f"--json={tmp_path}/out.json"])
     found = json.loads((tmp_path / "out.json").read_text())["tasks"]
     folders = [next((run / "harness").glob("*/piqa-0_shot.jsonl")).parent for run in runs]
     for task, metric in (("piqa", "acc"), ("lambada", "perplexity")):

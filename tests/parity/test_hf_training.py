@@ -16,8 +16,8 @@ transformers = pytest.importorskip("transformers", reason=MISSING.format("transf
 import xfresearch as xf  # noqa: E402
 from tests.parity import hf_torch  # noqa: E402
 from tests.parity.hf_draws import DRAWS, LENGTH, ROUNDS, Draw  # noqa: E402
-from xfresearch import train  # noqa: E402
 from xfresearch.runtime.trees import path_name  # noqa: E402
+from xfresearch.train import main as train_main  # noqa: E402
 from xfresearch.training.step import make_loss  # noqa: E402
 
 pytestmark = pytest.mark.parity
@@ -83,7 +83,7 @@ def test_a_model_trained_here_has_the_same_logits_in_transformers(name, parity, 
         "evaluation.final_sequences": 8,
     }
     overrides = [f"--config.{key}={value}" for key, value in flags.items()]
-    train.main(["--config", f"{ROOT}/configs/{name}.py:tiny", "--workdir", str(tmp_path / "run"), *overrides])
+    train_main(["--config", f"{ROOT}/configs/{name}.py:tiny", "--workdir", str(tmp_path / "run"), *overrides])
     lm = xf.load(tmp_path / "run")
     lm.export_hf(tmp_path / "out")
     tokens_BL = np.random.default_rng(0).integers(0, lm.config.vocab_size, (2, LENGTH))

@@ -14,9 +14,9 @@ import time
 from collections import Counter
 
 from tests.training.processes import ROOT
-from xfresearch import train
 from xfresearch.checkpoints import store
 from xfresearch.runtime import command, distributed
+from xfresearch.train import main as train_main
 
 OFFSET = 1000
 TRACED = {str(ROOT / "xfresearch" / "training" / name): n * OFFSET for n, name in enumerate(("loop.py", "stopping.py"))}
@@ -56,7 +56,7 @@ def run(workdir: str, point: list[int], arguments: list[str]) -> int:
     code = 0
     sys.settrace(tracer if point else None)
     try:
-        command.run(train.main, [f"--workdir={workdir}", *arguments])
+        command.run(train_main, [f"--workdir={workdir}", *arguments])
     except SystemExit as end:
         code = end.code
     finally:

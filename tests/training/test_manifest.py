@@ -11,10 +11,10 @@ import jax
 import pytest
 
 from tests.tiny_runs import ROOT
-from xfresearch import train
 from xfresearch.checkpoints import manifest, store
 from xfresearch.runtime import hardware, identity
 from xfresearch.runtime.errors import UserError
+from xfresearch.train import main as train_main
 
 STEPS = 4
 CONFIG = """\
@@ -72,7 +72,7 @@ def trained(tmp_path_factory):
         folder, copy = tmp_path_factory.mktemp("folder"), tmp_path_factory.mktemp("copy")
         write_corpus(folder / "corpus", "one")
         (folder / "own.py").write_text(CONFIG)
-        train.main(flags(folder, *tokenizer))
+        train_main(flags(folder, *tokenizer))
         shutil.copytree(folder, copy, dirs_exist_ok=True)
         return folder, copy
 
@@ -99,7 +99,7 @@ def interrupted(folder, tokenizer):
     uninterrupted = curve(folder / "run")
 
     def resume(*more: str, cache="cache"):
-        train.main(flags(folder, *tokenizer, *more, cache=cache))
+        train_main(flags(folder, *tokenizer, *more, cache=cache))
         return curve(folder / "run"), uninterrupted
 
     return resume

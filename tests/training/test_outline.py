@@ -7,10 +7,10 @@ import jax
 import pytest
 
 from tests.tiny_runs import ROOT, tiny_config
-from xfresearch import train
 from xfresearch.data.pipeline import Batches, prepare
 from xfresearch.models.words import blocks_in_words, model_line
 from xfresearch.sharding.mesh import make_mesh
+from xfresearch.train import main as train_main
 from xfresearch.training import outline
 from xfresearch.training.kernel_choices import kernel_choices
 
@@ -89,7 +89,7 @@ def test_the_lines_have_the_figures_of_the_run(tmp_path):
 
 
 def test_print_config_prints_every_key_and_trains_nothing(tmp_path, capsys):
-    train.main(["--config", GPT2, "--workdir", str(tmp_path / "run"), "--config.steps=7", "--print-config"])
+    train_main(["--config", GPT2, "--workdir", str(tmp_path / "run"), "--config.steps=7", "--print-config"])
     printed = json.loads(capsys.readouterr().out)
     assert printed["steps"] == 7 and printed["model"]["blocks"]["main"]["attention"]["heads"] == 4
     assert not (tmp_path / "run").exists()
@@ -101,7 +101,7 @@ def test_a_run_prints_its_stages_and_its_outline_first(tmp_path, capsys):
     options = ["--config.data.tokenizer=bpe", "--config.data.bpe_vocab=300", "--config.steps=2"]
     options += ["--config.evaluation.every=0", "--config.optimizer.warmup=0"]
     corpus = [f"--config.data.corpus=('text_files:{tmp_path}/notes.txt',)", f"--config.data.cache_dir={tmp_path}/cache"]
-    train.main(["--config", GPT2, "--workdir", str(tmp_path / "run"), *options, *corpus])
+    train_main(["--config", GPT2, "--workdir", str(tmp_path / "run"), *options, *corpus])
     out, err = capsys.readouterr()
     starts = ["training a BPE tokenizer of 300 ids: ", "tokenising ", "packing ", "model  ", "data  ", "optimizer  "]
     starts += ["devices  ", "output  ", "making the state", "compiling the update: ", "step 1/2"]

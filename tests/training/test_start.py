@@ -16,13 +16,14 @@ from tests.tiny_runs import ROOT, make_run, tiny_config, tiny_model
 from tests.tolerances import TOLERANCE, relative_error
 from tests.training.processes import Processes
 from tests.training.test_manifest import curve, write_corpus
-from xfresearch import plan, train
+from xfresearch import plan
 from xfresearch.checkpoints import store
 from xfresearch.data.tokenizers import tokenizer_for
 from xfresearch.run.files import read_json
 from xfresearch.runtime.errors import UserError
 from xfresearch.runtime.trees import by_path
 from xfresearch.sharding.mesh import make_mesh
+from xfresearch.train import main as train_main
 from xfresearch.training import session, start
 from xfresearch.training.step import init_params
 from xfresearch.training.workdir import lineage, write_lineage
@@ -182,7 +183,7 @@ def test_a_run_trains_on_resumes_without_the_path_and_records_its_lineage(traine
     write_lineage(epath.Path(path), [first])
     more = ["--config.model.dropout=0.1", "--config.model.vocab_size=264", "--config.optimizer.trainable=('blocks/*',)"]
     given = flags(tmp_path, path / "checkpoints" / "10", "b", *more)
-    train.main(given)
+    train_main(given)
     records = lineage(run)
     assert [records[0][key] for key in ("path", "kind", "step")] == [f"{path}/checkpoints/10", "run", 10]
     assert records[1:] == [first] and records[0]["digest"] in (run / "report.html").read_text()
@@ -196,11 +197,11 @@ def test_a_run_trains_on_resumes_without_the_path_and_records_its_lineage(traine
     shutil.rmtree(store.directory(run) / "4")
     shutil.rmtree(path)
     capsys.readouterr()
-    train.main(given)
+    train_main(given)
     assert curve(run) == uninterrupted and lineage(run) == records
     assert "starts from the parameters" not in capsys.readouterr().err
     with pytest.raises(UserError, match="config.start.path='' is not allowed with --fork"):
-        train.main([each for each in given if "--start" not in each] + ["--fork", *more])
+        train_main([each for each in given if "--start" not in each] + ["--fork", *more])
 
 
 def test_a_plan_is_for_the_model_of_the_path(trained, tmp_path, capsys):

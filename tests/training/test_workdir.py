@@ -11,7 +11,6 @@ from etils import epath
 
 from tests.data import made_tokenizers as made
 from tests.tiny_runs import ROOT, tiny_config, tiny_model
-from xfresearch import train
 from xfresearch.checkpoints import store
 from xfresearch.checkpoints.validity import PUBLISHED
 from xfresearch.config.options import CheckpointConfig
@@ -19,6 +18,7 @@ from xfresearch.data.tokenizers import ByteTokenizer, load_tokenizer
 from xfresearch.run.files import read_json
 from xfresearch.runtime import files
 from xfresearch.runtime.errors import TRANSIENT, Stopped, UserError, exit_code
+from xfresearch.train import main as train_main
 from xfresearch.training import loop, session
 from xfresearch.training import workdir as workdirs
 from xfresearch.training.fork import say_changes
@@ -206,7 +206,7 @@ def flags(workdir, cache, *overrides: str) -> list[str]:
 
 def test_a_second_process_in_the_same_directory_is_refused(tmp_path):
     with locked(tmp_path / "run"), pytest.raises(UserError, match="run: another process is training in it"):
-        train.main(flags(tmp_path / "run", tmp_path))
+        train_main(flags(tmp_path / "run", tmp_path))
 
 
 def test_a_file_system_without_locks_is_a_warning(tmp_path, monkeypatch, capsys):
@@ -251,7 +251,7 @@ def test_a_directory_that_cannot_be_written_is_refused(tmp_path, taken):
 
 def test_a_mistake_leaves_the_directory_free_for_the_right_config(tmp_path):
     with pytest.raises(UserError, match="config.mesh={.*"):
-        train.main(flags(tmp_path / "run", tmp_path, "--config.mesh.data=99"))
+        train_main(flags(tmp_path / "run", tmp_path, "--config.mesh.data=99"))
     assert not (tmp_path / "run" / "config.json").exists()
 
 
@@ -264,7 +264,7 @@ def test_a_fork_that_is_not_possible_leaves_the_run_as_it_was(tmp_path):
     other = ["--config.model.width=64", "--config.data.tokenizer=bpe", "--config.data.bpe_vocab=300"]
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     with pytest.raises(UserError, match=r"another model \(params/.*\): use a new directory"):
-        train.main(flags(run, tmp_path, "--fork", *other))
+        train_main(flags(run, tmp_path, "--fork", *other))
     after = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     assert {path.name for path in after.keys() - before.keys()} == {".lock"}
     assert {path: after[path] for path in before} == before

@@ -5,13 +5,15 @@
 they are applied first, in their order.
 """
 
+from collections.abc import Mapping
+from copy import deepcopy
 from functools import cache
 from pathlib import Path
 from traceback import extract_tb
 
 from absl import flags
 from etils import epath
-from ml_collections import config_flags
+from ml_collections import ConfigDict, config_flags
 
 from xfresearch.config import shipped
 from xfresearch.config.fields import with_defaults
@@ -22,8 +24,11 @@ from xfresearch.models.model_config import ModelConfig
 from xfresearch.run import known_keys
 from xfresearch.run.config import Config
 from xfresearch.run.resolving import resolve
-from xfresearch.runtime.errors import UserError
+from xfresearch.runtime.errors import UserError, shortened
 from xfresearch.runtime.files import exists, read_object
+
+# A config file, FILE[:arg], or a config: a program may give one in the place of the name of a file.
+Source = str | ConfigDict | Config
 
 
 def default_config():
@@ -31,7 +36,21 @@ def default_config():
     return to_config_dict(Config())
 
 
-def parse(arguments: list[str], model: ModelConfig | None = None, tokenizer: str = "") -> Config:
+def as_arguments(source: Source, overrides: Mapping[str, object]) -> list[Source]:
+    """The arguments of a command with this config and these overrides, {dotted key: value}."""
+    if not isinstance(source, Source):
+        allowed = "the name of a config, a config file FILE[:arg], or a config (ConfigDict or Config)"
+        raise UserError(f"config={shortened(repr(source))} is not allowed: it must be {allowed}")
+    return ["--config", source, *(f"--config.{key}={_text(value)}" for key, value in overrides.items())]
+
+
+def _text(value: object) -> str:
+    """A value as a command has it."""
+    value = value.item() if hasattr(value, "item") else value  # of NumPy
+    return str(value) if isinstance(value, str | None) else repr(tuple(value) if isinstance(value, list) else value)
+
+
+def parse(arguments: list[Source], model: ModelConfig | None = None, tokenizer: str = "") -> Config:
     """`--config FILE[:arg]` and `--config.key=value ...` as a resolved Config. Raises UserError for any mistake.
 
     If they are given, `model` and `tokenizer` replace those of the file; `--config.key=value` changes them too.
@@ -51,20 +70,22 @@ def _keep_keys() -> None:
     known_keys.keep(Config())
 
 
-def parse_as(cls, arguments: list[str]):
+def parse_as(cls, arguments: list[Source]):
     """The same for a config file of another dataclass `cls`, such as that of a study; nothing is resolved."""
     file, overrides = split(arguments)
     return from_dict(cls, _overridden(_read(file), overrides, file))
 
 
-def start_path(arguments: list[str]) -> str:
+def start_path(arguments: list[Source]) -> str:
     """config.start.path of a config file and its overrides, of which nothing else is checked."""
     file, overrides = split(arguments)
     return dict(overrides).get("start.path", _read(file).get("start", {}).get("path", ""))
 
 
-def _read(file: str):
-    """The ConfigDict of a config file."""
+def _read(file: Source) -> ConfigDict:
+    """The ConfigDict of a config file, or of a config, which stays as it is."""
+    if not isinstance(file, str):
+        return to_config_dict(file) if isinstance(file, Config) else deepcopy(file)
     path = shipped.require(file)
     if "get_config" not in path.read_text(errors="replace"):
         raise UserError(f"--config={file}: it has no function get_config ({shipped.listed()})")
@@ -73,8 +94,9 @@ def _read(file: str):
     return config
 
 
-def _overridden(config, overrides: list[tuple[str, str]], file: str):
+def _overridden(config, overrides: list[tuple[str, str]], file: Source) -> ConfigDict:
     """The ConfigDict of a config file with its overrides."""
+    file = file if isinstance(file, str) else "config"
     last = dict(overrides).items()  # of two overrides of one key, the second one counts
     overrides = [override for override in last if not _choose(config, *override)]
     for override in overrides:

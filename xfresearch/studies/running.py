@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple
 
 import numpy as np
 from etils import epath
@@ -95,9 +95,24 @@ def _held_out(config: Config) -> list:
     return [each.split, each.final_sequences, each.sequences, each.every]
 
 
-def _probes(study: Study, trial: Trial) -> tuple[str, ...]:
-    """The probes of a run: those of the study if it is compared."""
-    return () if trial.tunes else study.probes
+class Wanted(NamedTuple):
+    """What is measured on a run after training."""
+
+    config: Config  # whose evaluation says on what
+    metric: str
+    probes: tuple[str, ...] = ()
+    task_data: str = ""
+
+    def is_in(self, found: Mapping, wanted: str) -> bool:
+        """Whether a result is that of the run with the fingerprint `wanted`, on the same text, and has all of it."""
+        measured = set(self.probes) <= set(found.get("probes", ())) and found.get("held_out") == _held_out(self.config)
+        same = found.get("fingerprint") == wanted and found.get("metric") == self.metric
+        return same and (measured or bool(found.get("diverged")))
+
+
+def _wanted(study: Study, trial: Trial, config: Config) -> Wanted:
+    """What is measured on a run of a cell with this config: the probes of the study if it is compared."""
+    return Wanted(config, study.metric, () if trial.tunes else study.probes, study.task_data)
 
 
 class Store(NamedTuple):
@@ -109,13 +124,9 @@ class Store(NamedTuple):
     def find(self, study: Study, trial: Trial, config: Config) -> dict | None:
         """The result of a run of the cell with this config; None if it has not finished, had another config, measured less,
         or on other text."""
-        wanted, file = fingerprint(config_of_trial(trial, config)), inside(self.folder, trial.folder, RESULT_FILE)
-        for found in (*([_result(file)] if exists(file) else []), *self.known.get(wanted, ())):
-            measured = set(_probes(study, trial)) <= set(found.get("probes", ()))
-            measured = (measured and found.get("held_out") == _held_out(config)) or found.get("diverged")
-            if found.get("fingerprint") == wanted and found.get("metric") == study.metric and measured:
-                return found
-        return None
+        own, file = fingerprint(config_of_trial(trial, config)), inside(self.folder, trial.folder, RESULT_FILE)
+        results = (*([read_result(file)] if exists(file) else []), *self.known.get(own, ()))
+        return next((found for found in results if _wanted(study, trial, config).is_in(found, own)), None)
 
 
 def open_store(workdir, others: Sequence[str] = ()) -> Store:
@@ -138,7 +149,8 @@ def read_runs(folder) -> dict[str, dict]:
     return check(read_object(file), {"runs": {ANY: OF_RUN}}, file)["runs"]
 
 
-def _result(file) -> dict:
+def read_result(file) -> dict:
+    """The result of a run. Raises UserError for a file that is damaged."""
     return check(read_object(file), OF_RUN, file)
 
 
@@ -209,10 +221,7 @@ def check_figures(study: Study, configs: Mapping[Cell, Config]) -> None:
 
 def run_trial(study: Study, store: Store, trial: Trial, matched: Matched, count: Callable[[int], None]) -> dict:
     """Trains one run, unless it has a result, and returns the result. If it is told to stop, it saves, and the process
-    ends as that of a training run does. Raises UserError if the directory has a run of another config, or the beginning of
-    one with other data, code or settings."""
-    from xfresearch.training.loop import setup_jax
-    from xfresearch.training.metrics import Clock
+    ends as that of a training run does. Raises UserError as `train_and_measure` does."""
     from xfresearch.training.workdir import locked
 
     config = config_of_trial(trial, matched.config)
@@ -220,50 +229,63 @@ def run_trial(study: Study, store: Store, trial: Trial, matched: Matched, count:
     with locked(folder):
         if found := store.find(study, trial, matched.config):
             return found
-        _require_same_config(folder, config)
-        before = _result_of_kept(folder, config.steps)
-        clock, tokenizer = Clock(), tokenizer_of(config)
-        setup_jax(config)
-        count(config.steps if before else 0)
-        found = {"fingerprint": fingerprint(config), "metric": study.metric, "evaluation": {}, "step": 0}
-        spent, stopped_by = {"metric": 0.0, "probes": 0.0}, ""
-        try:
-            result = _trained(config, folder, tokenizer, clock, Counted(count), before)
-        except Diverged as error:
-            found["diverged"] = str(error)
-        else:
-            stopped_by = result.stopped_by
-            if stopped_by and not result.finished:
-                _stop(stopped_by, folder)
-            with _timed(spent, "metric"):
-                sums = result.held_out(matched.config.evaluation.final_sequences)
-            found |= {"evaluation": summary(sums), "blocks": blocks(sums, study.metric), "step": result.step}
-            found |= {"held_out": _held_out(matched.config), "curve": _curve(folder, study.metric)}
-            found["data"] = manifest.of_data(result.manifest)
-            lm = LanguageModel(config.model, result.params, tokenizer, config, result.step)
-            with _timed(spent, "probes"):
-                found["probes"] = probes.measure(lm, _probes(study, trial), folder, study.task_data)
-        found |= {"seconds": {**clock.state(), **spent}, "made": before.get("made") or _made()}
-        write_json(folder / RESULT_FILE, found)
-        tidy(study, folder)
+        count(config.steps if _result_of_kept(folder, config.steps) else 0)
+        found, stopped_by = train_and_measure(folder, config, _wanted(study, trial, matched.config), [Counted(count)])
+        if found:
+            tidy(study, folder)
         if stopped_by:
-            _stop(stopped_by, folder)
+            print(f"{stopped_by}: saved {folder}; the same command goes on there", file=sys.stderr)
+            sys.exit(128 + signal.Signals[stopped_by])
     return found
+
+
+def train_and_measure(folder, config: Config, wanted: Wanted, callbacks: Sequence[Callback]) -> tuple[dict, str]:
+    """Trains the run in a directory, which is locked, measures it and writes its result. Returns the result, {} if a signal
+    came before, and what told the run to stop, or ''. Raises UserError if the directory has a run of another config, or
+    the beginning of one with other data, code or settings."""
+    from xfresearch.training.loop import setup_jax
+    from xfresearch.training.metrics import Clock
+
+    _require_same_config(folder, config)
+    before = _result_of_kept(folder, config.steps)
+    clock, tokenizer = Clock(), tokenizer_of(config)
+    setup_jax(config)
+    found = {"fingerprint": fingerprint(config), "metric": wanted.metric, "evaluation": {}, "step": 0}
+    spent, stopped_by = {"metric": 0.0, "probes": 0.0}, ""
+    try:
+        result = _trained(config, folder, tokenizer, clock, callbacks, before)
+    except Diverged as error:
+        found["diverged"] = str(error)
+    else:
+        stopped_by = result.stopped_by
+        if stopped_by in signal.Signals.__members__ and not result.finished:
+            return {}, stopped_by
+        with _timed(spent, "metric"):
+            sums = result.held_out(wanted.config.evaluation.final_sequences)
+        found |= {"evaluation": summary(sums), "blocks": blocks(sums, wanted.metric), "step": result.step}
+        found |= {"held_out": _held_out(wanted.config), "curve": _curve(folder, wanted.metric)}
+        found["data"] = manifest.of_data(result.manifest)
+        lm = LanguageModel(config.model, result.params, tokenizer, config, result.step)
+        with _timed(spent, "probes"):
+            found["probes"] = probes.measure(lm, wanted.probes, folder, wanted.task_data)
+    found |= {"seconds": {**clock.state(), **spent}, "made": before.get("made") or _made()}
+    write_json(folder / RESULT_FILE, found)
+    return found, stopped_by
 
 
 def _result_of_kept(folder, steps: int) -> dict:
     """The result of a run whose last checkpoint was kept, so that it is only measured again; {} for any other run."""
     kept = exists(folder / RESULT_FILE) and steps in saved_steps(folder)
-    return _result(inside(folder, RESULT_FILE)) if kept else {}
+    return read_result(inside(folder, RESULT_FILE)) if kept else {}
 
 
-def _trained(config: Config, folder, tokenizer, clock, progress: Counted, before: Mapping):
+def _trained(config: Config, folder, tokenizer, clock, callbacks: Sequence[Callback], before: Mapping):
     """The training.loop.Result of a run. One that has a result, `before`, is only measured again: by any commit, because
     no update depends on it, but on the same data."""
     from xfresearch.training import loop
 
     try:
-        result = loop.train(config, folder, tokenizer, clock, fork=bool(before), callbacks=[progress])
+        result = loop.train(config, folder, tokenizer, clock, fork=bool(before), callbacks=callbacks)
     except manifest.OtherManifest as error:
         raise UserError(
             f"{folder} has the beginning of a run with other data, code or settings ({error.differences}): restore them, or "
@@ -283,9 +305,3 @@ def tidy(study: Study, folder) -> None:
     """Removes the checkpoints of a run that has a result; the process may have ended before it could."""
     if not study.keep and (folder / RESULT_FILE).exists() and (folder / "checkpoints").exists():
         remove_directory(folder, "checkpoints")
-
-
-def _stop(signal_name: str, folder) -> NoReturn:
-    """Ends the process as a training run that was told to stop."""
-    print(f"{signal_name}: saved {folder}; the same command goes on there", file=sys.stderr)
-    sys.exit(128 + signal.Signals[signal_name])

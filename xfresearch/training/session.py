@@ -21,6 +21,7 @@ from xfresearch.checkpoints import store
 from xfresearch.config.overrides import split
 from xfresearch.config.shipped import located
 from xfresearch.run.config import Config
+from xfresearch.run.files import Source
 from xfresearch.run.resolving import with_vocabulary
 from xfresearch.runtime import distributed
 from xfresearch.runtime.errors import BUG, UserError, exit_code
@@ -38,7 +39,7 @@ SAMPLE_BYTES = 16 << 30  # with several processes, larger parameters are not gat
 def run(
     config: Config,
     workdir: str,
-    arguments: list[str],
+    arguments: list[Source],
     fork: bool,
     began: float | None = None,
     panel: Callable | None = None,
@@ -46,7 +47,7 @@ def run(
 ) -> dict:
     """Trains in `workdir` and returns the printed results as a dict. Raises as `loop.train` and `workdir.record` do.
 
-    `arguments` are the command-line arguments from which `config` was parsed. The process began at the time `began`, by
+    `arguments` are those from which `config` was parsed, as a command has them. The process began at the time `began`, by
     default now. `panel` is that of `loop.train`. `callbacks` see the run beside the console and its tracker. A run that one
     of them ends has results like one that has finished.
     """
@@ -67,10 +68,12 @@ def run(
             with clock.measure("data"):
                 tokenizer = None if trains_on_labels(config.data) else _tokenizer(config, path, fork)
             config = with_vocabulary(config, tokenizer.vocab_size) if tokenizer else config
-            distributed.run_on_first(lambda: record(path, config, fork, began), "recording the start")
+            command = _command(arguments, workdir, fork)
+            distributed.run_on_first(lambda: record(path, config, fork, began, command), "recording the start")
             if not starts(path):
                 raise UserError(f"--workdir={workdir} is another directory here than in process 0: all must share one")
-        files = config_files(located(split(arguments)[0])) if arguments else {}
+        file = split(arguments)[0] if arguments else None
+        files = config_files(located(file)) if isinstance(file, str) else {}
         result = loop.train(config, path, tokenizer, clock, fork, panel, watching, config_files=files)
         stopped_by = "" if result.finished else result.stopped_by
         summary = {
@@ -93,6 +96,12 @@ def run(
             params = _gathered(result.params)
             shown = _show(config, path, arguments, tokenizer, result._replace(params=params)) if distributed.first() else {}
         return summary | shown | _time(clock)
+
+
+def _command(arguments: list[Source], workdir: str, fork: bool) -> list[str]:
+    """The command of a run with these arguments; from Python, where a config is in the place of a file, what it comes to."""
+    given = [each if isinstance(each, str) else "CONFIG" for each in arguments]
+    return ["python", "-m", "xfresearch.train", *given, "--workdir", workdir, *(["--fork"] if fork else [])]
 
 
 def _time(clock) -> dict:
@@ -124,7 +133,7 @@ def _gathered(params: dict) -> dict:
     return multihost_utils.process_allgather(params, tiled=True)
 
 
-def _show(config: Config, path: epath.Path, arguments: list[str], tokenizer, result) -> dict:
+def _show(config: Config, path: epath.Path, arguments: list[Source], tokenizer, result) -> dict:
     """Prints the results of a finished run and writes its report."""
     from xfresearch.training.report import write_report
 
@@ -172,15 +181,17 @@ def _optional(what: str):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the text left in the buffer goes there
 
 
-def _commands(config: Config, path: epath.Path, arguments: list[str], samples: list[dict]) -> dict[str, str]:
-    """{label: shell command} to run next. The one to generate text repeats the first of the samples, if there are any."""
+def _commands(config: Config, path: epath.Path, arguments: list[Source], samples: list[dict]) -> dict[str, str]:
+    """{label: shell command} to run next. The one to generate text repeats the first of the samples, if there are any. The
+    one to train longer needs a config file."""
     file, overrides = split(arguments)
-    again = ["--config", file, *(f"--config.{key}={value}" for key, value in overrides if key != "steps")]
     commands = {"evaluate": ["evaluate", "--workdir", str(path)]}
     if samples:
         commands["generate"] = ["generate", "--workdir", str(path), "--prompt", samples[0]["prompt"]]
-    longer = [*again, "--workdir", str(path), "--fork", f"--config.steps={2 * config.steps}"]
-    commands["train longer"] = ["train", *longer]
+    if isinstance(file, str):
+        again = ["--config", file, *(f"--config.{key}={value}" for key, value in overrides if key != "steps")]
+        longer = [*again, "--workdir", str(path), "--fork", f"--config.steps={2 * config.steps}"]
+        commands["train longer"] = ["train", *longer]
     return {
         name: shlex.join(["python", "-m", f"xfresearch.{words[0]}", *words[1:]]) for name, words in commands.items()
     }

@@ -2,7 +2,7 @@
 
 config.json   the resolved config           run.json     versions, commit, machine and command line of every start;
                                                          the lineage: the trained models that the run started from
-tokenizer/    the tokenizer's files         metrics.jsonl, tensorboard/, checkpoints/, report.html
+tokenizer/    the tokenizer's files         metrics.jsonl, checkpoints/, report.html, and what the tracker writes
 errors/       with several processes, the last lines of each one that failed
 """
 
@@ -11,6 +11,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import contextmanager
 
 from etils import epath
@@ -88,8 +89,11 @@ def require_same_config(config: Config) -> None:
             raise UserError(f"every process needs the config of process 0: {difference}")
 
 
-def record(path: epath.Path, config: Config, fork: bool, began: float | None = None) -> None:
-    """Adds this start, at the time `began` (default: now), to run.json, with the gap before it, which the goodput needs.
+def record(
+    path: epath.Path, config: Config, fork: bool, began: float | None = None, command: Sequence[str] = ()
+) -> None:
+    """Adds this start with its `command`, at the time `began` (default: now), to run.json, with the gap before it, which the
+    goodput needs.
 
     Raises UserError, with the differences, if the directory holds a run of another config and `fork` is False; also if
     it holds a model without optimizer state, the metrics of a run whose checkpoints are gone, or, with `fork`, nothing
@@ -127,7 +131,7 @@ def record(path: epath.Path, config: Config, fork: bool, began: float | None = N
         "seconds": now,
         "gap": max(now - _last_write(path, before), 0.0) if before else 0.0,
         "finished_before": bool(before and saved) and (steps or [0])[-1] >= saved.steps,
-        "command": ["python", "-m", "xfresearch.train", *sys.argv[1:]],
+        "command": list(command),
         "commit": git_commit(),
         "versions": versions(),
         "machine": describe_machine(),

@@ -1,0 +1,93 @@
+"""A run that was trained, by its directory: what `xf.train` returns, and what a notebook opens again."""
+
+from functools import cached_property
+from pathlib import Path
+
+from etils import epath
+
+from xfresearch.checkpoints import store
+from xfresearch.loading.language_model import LanguageModel
+from xfresearch.loading.loading import load
+from xfresearch.run.config import Config
+from xfresearch.run.files import read_json
+from xfresearch.runtime.errors import UserError
+from xfresearch.runtime.files import exists, inside
+from xfresearch.runtime.rows import Rows
+from xfresearch.training.metrics import read_metrics
+from xfresearch.training.report import write_report
+from xfresearch.training.workdir import lineage, starts
+
+
+class Run:
+    """The run in a directory. Everything is read from there when it is asked for.
+
+        run = xf.Run("runs/a")
+        run.history.where(kind="evaluation")["loss"]
+        run.lm.generate("def main(")
+
+    `stopped_by` is why `xf.train` ended it early: 'SIGINT', the text of StopTraining, or ''. Raises UserError if the
+    directory has no run.
+    """
+
+    def __init__(self, workdir: str | Path, stopped_by: str = ""):
+        self.workdir = epath.Path(workdir).expanduser()
+        self.stopped_by = stopped_by
+        self.config: Config = read_json(inside(self.workdir, "config.json"))
+
+    def __repr__(self) -> str:
+        best = f", best held-out loss {self.best[1]:.4f} at step {self.best[0]:,}" if self.best else ""
+        stopped = f", stopped by {self.stopped_by}" if self.stopped_by else ""
+        return f"Run({str(self.workdir)!r}): step {self.step:,} of {self.config.steps:,}{best}{stopped}"
+
+    @property
+    def step(self) -> int:
+        """The update of the newest checkpoint; 0 without one."""
+        return max(store.steps(self.workdir), default=0)
+
+    @property
+    def finished(self) -> bool:
+        """Whether all updates are made."""
+        return self.step == self.config.steps
+
+    @property
+    def history(self) -> Rows:
+        """The rows of metrics.jsonl: of each logged update (`kind` is 'train'), evaluation and panel."""
+        file = inside(self.workdir, "metrics.jsonl")
+        return Rows(read_metrics(file) if exists(file) else [])
+
+    @property
+    def best(self) -> tuple[int, float] | None:
+        """(step, loss) of the best evaluation on held-out data, among those of as much text as the first one."""
+        rows = [row for row in self.history.where(kind="evaluation") if row["loss"] is not None]
+        same = [(row["loss"], row["step"]) for row in rows if row["tokens"] == rows[0]["tokens"]]
+        return min(same)[::-1] if same else None
+
+    @cached_property
+    def lm(self) -> LanguageModel:
+        """The model of the newest good checkpoint, as `xf.load` reads it."""
+        return load(self.workdir)
+
+    @property
+    def report(self) -> Path:
+        """The page with curves, samples and config. For a run that has not finished it is written now, without samples."""
+        file = self.workdir / "report.html"
+        return file if exists(file) and self.finished else self._write_report()
+
+    def _write_report(self) -> Path:
+        evaluations = self.history.where(kind="evaluation")
+        if not self.history:
+            raise UserError(f"{self.workdir} has no report: it has made no update")
+        begun = starts(self.workdir)
+        machine = {**begun[-1]["machine"], **begun[-1]["versions"], "commit": begun[-1]["commit"]} if begun else {}
+        hidden = ("kind", "unix_seconds")
+        result = {name: value for name, value in (evaluations or [{}])[-1].items() if name not in hidden}
+        return write_report(
+            self.workdir,
+            config=self.config,
+            machine=machine,
+            baselines={},
+            result=result | {"step": self.history[-1]["step"], "starts": len(begun)},
+            samples=[],
+            commands={},
+            lineage=lineage(self.workdir),
+        )
