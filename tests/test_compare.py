@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+import xfresearch as xf
 from tests.data import made_tokenizers
 from tests.tiny_runs import make_run, rough_params, tiny_config
 from tests.tolerances import TOLERANCE
@@ -371,3 +372,14 @@ def test_two_processes_compare_as_one(trained, tmp_path):
     both = json.loads((tmp_path / "two.json").read_text())
     one, two = (found["runs"][str(trained[1])]["held_out"]["pair"] for found in (alone, both))
     assert two["units"] == one["units"] and two["difference"] == pytest.approx(one["difference"], rel=1e-4)
+
+
+def test_from_python_it_is_the_comparison_of_the_command(trained, tmp_path):
+    compared = xf.compare([xf.Run(trained[0]), trained[1]], limit=8, margin=0.5)
+    first, second = compared.table
+    assert second["difference"] == pytest.approx(second["loss"] - first["loss"]) and first["verdict"] is None
+    assert second["low"] < second["difference"] < second["high"] and "paired over" in repr(compared)
+    assert compared.report(tmp_path / "page.html").read_text().count("<svg") > 2 and len(compared.groups) == 2
+    for given, options, said in ((trained[:1], {}, "alone"), (trained, {"limit": -1}, "limit"), ([5, 6], {}, "5 does not")):
+        with pytest.raises(UserError, match=said):
+            xf.compare(given, **options)

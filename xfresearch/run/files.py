@@ -6,7 +6,6 @@ they are applied first, in their order.
 """
 
 from collections.abc import Mapping
-from copy import deepcopy
 from functools import cache
 from pathlib import Path
 from traceback import extract_tb
@@ -85,7 +84,7 @@ def start_path(arguments: list[Source]) -> str:
 def _read(file: Source) -> ConfigDict:
     """The ConfigDict of a config file, or of a config, which stays as it is."""
     if not isinstance(file, str):
-        return to_config_dict(file) if isinstance(file, Config) else deepcopy(file)
+        return to_config_dict(file if isinstance(file, Config) else from_dict(Config, file))
     path = shipped.require(file)
     if "get_config" not in path.read_text(errors="replace"):
         raise UserError(f"--config={file}: it has no function get_config ({shipped.listed()})")

@@ -62,7 +62,7 @@ def run(
     with ExitStack() as stack:
         with clock.measure("start"):
             loop.setup_jax(config)
-            watching = [*loop.default_callbacks(config), *callbacks]
+            watching = [*callbacks, *loop.default_callbacks(config)]
             require_same_config(config)
             distributed.run_on_first(lambda: stack.enter_context(locked(workdir)), "locking the directory")
             with clock.measure("data"):
