@@ -38,7 +38,6 @@ MISTAKES = [
     ("--config.optimizer.learning_rate=-1", ["learning_rate=-1.0", "at least 0.0"]),
     ("--config.optimizer.kind=adam", ["kind='adam'", "'adamw'", "did you mean 'adamw'"]),
     ("--config.optimizer.schedule=cos", ["schedule='cos'", "'cosine'"]),
-    ("--config.optimizer.warmup=1000", ["optimizer.warmup=1000", "at most steps=30"]),
     ("--config.model.tie_embeddings=maybe", ["tie_embeddings=maybe", "True or False"]),
     ("--config.model=3", ["config.model=3", "not a group of keys"]),
     ("--config.model.width.x=3", ["config.model.width.x=3", "holds a single value"]),

@@ -38,7 +38,7 @@ class OptimizerConfig:
     schedule: Literal["constant", "cosine", "linear", "wsd"] = option(
         "cosine", "learning rate after warm-up; wsd (warm-up, stable, decay) ends with a linear decay"
     )
-    warmup: int = option(100, "updates of linear warm-up", low=0)
+    warmup: int = option(100, "updates of linear warm-up; a run that is shorter says so", low=0)
     final_fraction: float = option(0.1, "final learning rate as a fraction of the peak", low=0.0, high=1.0)
     decay_fraction: float = option(
         0.2, "fraction of the updates in which the rate decays", low=0.0, high=1.0, needs=where(schedule="wsd")

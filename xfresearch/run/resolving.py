@@ -92,7 +92,6 @@ def _check_training(config: Config) -> None:
     allowed = "'global' unless optimizer.kind='adagrad'"
     require(not by_tensor or optimizer.kind == "adagrad", "optimizer.clip_by", optimizer.clip_by, allowed)
     require(not by_tensor or optimizer.clip > 0, "optimizer.clip", optimizer.clip, "above 0 with clip_by='tensor'")
-    require(optimizer.warmup <= config.steps, "optimizer.warmup", optimizer.warmup, f"at most steps={config.steps}")
     require(
         config.batch_size % training.accumulate == 0,
         "training.accumulate",

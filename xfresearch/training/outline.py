@@ -2,6 +2,8 @@
 
     model      840 k parameters, 1.9 M FLOPs per token; width 128: 4 x pre-norm [RMSNorm, 4 heads of 32, SwiGLU 344]
     data       notes: 12.3 MB, 12.3 M tokens to train on; validation 610 kB, 610 k tokens; tokenizer bytes
+    budget     1.64 M tokens: 1.9 per parameter (usual for new parameters: 20), 0.13 epochs (up to 4 are nearly as good as
+               new text)
     optimizer  AdamW, learning rate 0.001 (cosine, warm-up of 100 updates); 400 updates of 16 x 256 tokens
     devices    1 x cpu, float32
     execution  attention: blocked (skips masked keys and saves its weights; fast on CPU); layers: unroll (a scan copies each
@@ -16,6 +18,7 @@ from xfresearch.run.config import Config
 from xfresearch.runtime.hardware import kinds_of
 from xfresearch.runtime.progress import amount
 from xfresearch.runtime.tables import count, lines
+from xfresearch.training import budget
 from xfresearch.training.kernel_choices import layers_choice, loss_rows_choice, padded_vocabulary
 
 OPTIMIZERS = {"adamw": "AdamW", "sgd": "SGD"}
@@ -23,15 +26,17 @@ OPTIMIZERS = {"adamw": "AdamW", "sgd": "SGD"}
 
 def of_run(config: Config, workdir, train: list, held_out, mesh, kernels: dict) -> str:
     """The lines that a run prints before it trains. train, held_out: as in data_line."""
+    tokens = budget.of(config, train)
     parts = {
         "model": model_line(config.model, config.sequence_length),
         "data": data_line(config, train, held_out),
+        "budget": budget.line(config, tokens),
         "optimizer": optimizer_line(config),
         "devices": devices_line(config, mesh),
         "execution": execution_line(config, mesh, kernels),
         "output": output_line(config, workdir),
     }
-    return lines(parts)
+    return "\n".join([lines(parts), *(f"warning: {each}" for each in budget.warnings(config, tokens))])
 
 
 def data_line(config: Config, train: list, held_out) -> str:
