@@ -15,6 +15,7 @@ from xfresearch.analysis.registry import ANALYSES
 from xfresearch.data.facts import Fact
 from xfresearch.data.records import Record
 from xfresearch.runtime.errors import UserError
+from xfresearch.runtime.tables import PLUS_MINUS
 
 DAILY = ("gpt2", "moe")
 
@@ -34,7 +35,8 @@ def workdir(tmp_path_factory, corpus):
 def test_it_writes_data_pictures_and_a_report(workdir, capsys):
     analyze.main(["attention", "--workdir", str(workdir), "--rows", "3", "--json", str(workdir / "attention.json")])
     out, err = capsys.readouterr()
-    assert re.search(r"figure +value +\+-\n", out) and "Induction" in out and "report.html" in err
+    assert re.search(r"figure +value +\+-\n", out) and out.count(PLUS_MINUS) == 1
+    assert "Induction" in out and "report.html" in err
     target = workdir / "analysis" / "attention"
     written = json.loads((target / "data.json").read_text())
     assert written["analysis"] == "attention" and written["step"] == 20 and "3 rows of" in written["about"]

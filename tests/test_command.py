@@ -180,6 +180,13 @@ def test_names_of_other_codebases_are_answered_with_keys_that_exist():
                 parse(["--config=gpt2:tiny", *arguments])
 
 
+def test_plus_minus_means_one_thing_and_a_file_that_prints_it_says_so():
+    for path in (ROOT / "xfresearch").rglob("*.py"):
+        text = path.read_text()
+        if re.search(r'"\+-"| \+- \{', text):
+            assert "PLUS_MINUS" in text, path
+
+
 def test_an_output_file_that_cannot_be_written_is_an_error_before_any_work(tmp_path):
     (tmp_path / "file").write_text("")
     parser = command.Parser()

@@ -96,7 +96,7 @@ def test_evaluate_measures_every_label(run, tmp_path, capsys):
     # Step 15: the losses of later steps are only rounding errors.
     found = evaluated(run, "--step", "15", "--batch-size", "50", tmp_path=tmp_path)
     out, err = capsys.readouterr()
-    assert "accuracy" in out and "loss in nats per label; +- is its standard error over 120 sequences" in out
+    assert "accuracy" in out and "loss in nats per label; its standard error is over 120 sequences" in out
     assert "bits" not in out and "sequences of 24 tokens" in err
     assert (found["tokens"], found["units"]) == (120 * 24, 120)
     lm, held_out = loading.load(run[0], 15), prepare(loading.run_config(run[0]), "validation")

@@ -13,7 +13,7 @@ from xfresearch.runtime import arguments as flags
 from xfresearch.runtime import command
 from xfresearch.runtime.errors import UserError, nearest
 from xfresearch.runtime.files import exists, files_in, inside, remove, write_json
-from xfresearch.runtime.tables import table
+from xfresearch.runtime.tables import PLUS_MINUS, table
 
 EPILOG = """\
 examples:
@@ -171,7 +171,7 @@ def shown(result) -> str:
     names = list(result.summary)
     cells = [f"{value:.4f}" for value, _ in result.summary.values()]
     halves = [f"{half:.4f}" if half == half else "" for _, half in result.summary.values()]
-    return table({"figure": names, "value": cells, "+-": halves})
+    return f"{table({'figure': names, 'value': cells, '+-': halves})}\n{PLUS_MINUS}"
 
 
 if __name__ == "__main__":

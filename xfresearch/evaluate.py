@@ -27,7 +27,7 @@ examples:
 
 COLUMNS = {
     "loss": ("loss", "{:.4f}"),
-    "standard_error": ("+-", "{:.4f}"),
+    "standard_error": ("std. error", "{:.4f}"),
     "perplexity": ("perplexity", "{:.2f}"),
     "bits_per_byte": ("bits/byte", "{:.4f}"),
     "bits_per_character": ("bits/char", "{:.4f}"),
@@ -67,7 +67,7 @@ def evaluate(options, workdir) -> None:
     if not distributed.first():
         return
     print(table({"step": [str(result["step"]) for result in results], **figures(results)}))
-    print(f"loss in nats per {data.target}; +- is its standard error over {results[0]['units']} {data.unit}")
+    print(f"loss in nats per {data.target}; its standard error is over {results[0]['units']} {data.unit}")
     if options.all_steps:
         name = "bits_per_byte" if "bits_per_byte" in results[0] else "accuracy"
         print(f"{COLUMNS[name][0]}  {sparkline([result[name] for result in results])}")

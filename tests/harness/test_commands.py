@@ -81,7 +81,7 @@ def test_metrics_match_their_definitions(lm_eval, runs, data, tmp_path, capfd, m
     perplexity = found["tasks"]["lambada"]["metrics"]["perplexity"]["value"]
     assert np.log(perplexity) == pytest.approx(-np.mean(sums), rel=TOLERANCE["float32"])
     out, err = capfd.readouterr()
-    assert out.splitlines()[0].split() == ["task", "items", "shots", "metric", "value", "+-"]
+    assert out.splitlines()[0].split() == ["task", "items", "shots", "metric", "value", "std.", "error"]
     assert len(out.splitlines()) == 1 + 6 and err.count("\n") == 1  # no messages of lm_eval's own
 
 

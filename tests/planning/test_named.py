@@ -15,7 +15,7 @@ RESULTS = ROOT / "docs" / "data" / "scale.json"
 
 
 def test_every_config_is_planned_on_three_machines():
-    files = {f"configs/{path.name}" for path in (ROOT / "configs").glob("*.py")}
+    files = {f"configs/{path.name}" for path in (ROOT / "configs").glob("*.py") if "def get_config" in path.read_text()}
     files -= {f"configs/{name}.py" for name in named.NOT_PLANNED}
     planned = {plan.config for plan in named.every_config()}
     assert planned == files and len(named.every_config()) == 3 * len(files)

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from xfresearch.config.files import parse
-from xfresearch.models.closed_form import costs
+from xfresearch.run.closed_form import costs
+from xfresearch.run.files import parse
 from xfresearch.training import budget
 
 

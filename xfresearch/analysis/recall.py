@@ -26,6 +26,7 @@ from xfresearch.models.words import model_line
 from xfresearch.runtime.errors import UserError
 from xfresearch.runtime.progress import stage
 from xfresearch.runtime.summaries import mean_interval, mean_of_known
+from xfresearch.runtime.tables import PLUS_MINUS
 
 BATCH = 64
 KINDS = {"prompts": "trained", "held_out": "held out"}  # fields of a fact: their names in tables
@@ -154,7 +155,8 @@ def _table(known: list[Fact], relations: list[str], found: dict) -> Table:
         probabilities = (mean_of_known(found[name][of]) for name in ("probability", "probability_held_out"))
         cells = (*recalled, *held_out, *probabilities, max(objects.values()) / int(of.sum()))
         lines.append((relation, int(of.sum()), *(round(float(cell), 4) for cell in cells)))
-    return Table("Relations", "recalled: share of the facts; held out: on paraphrases not in training", columns, lines)
+    about = f"recalled: share of the facts; held out: on paraphrases not in training; {PLUS_MINUS}"
+    return Table("Relations", about, columns, lines)
 
 
 def _picture(relations: list[str], found: dict) -> HeatMap:

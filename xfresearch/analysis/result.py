@@ -13,6 +13,7 @@ from xfresearch.pages.drawing import COLOURS
 from xfresearch.pages.heat_map import heat_map
 from xfresearch.pages.html import write_page
 from xfresearch.runtime.files import inside, make_directory, write_bytes, write_json
+from xfresearch.runtime.tables import PLUS_MINUS
 from xfresearch.runtime.terminal import visible
 
 COLUMN = 440  # width of a picture that fits into one of the page's two columns
@@ -120,7 +121,8 @@ def write_report(path, results: list[Result], series=(), links=()) -> None:
     template = Path(__file__).parent / "report.html.jinja"
     figures = results[-1].figures()
     wide = [title for title, svg in figures.items() if float(re.search(r'width="([\d.]+)"', svg)[1]) > COLUMN]
-    write_page(path, template, result=results[-1], figures=figures, wide=wide, series=series, links=links)
+    about = PLUS_MINUS.replace("+-", "±")
+    write_page(path, template, result=results[-1], figures=figures, wide=wide, series=series, links=links, plus_minus=about)
 
 
 def _pages(result: Result) -> list[str]:

@@ -44,6 +44,7 @@ from xfresearch.models.model_config import ModelConfig, check_length
 from xfresearch.runtime.errors import NothingMeasured
 from xfresearch.runtime.progress import stage
 from xfresearch.runtime.summaries import mean_interval, mean_of_known
+from xfresearch.runtime.tables import PLUS_MINUS
 
 NOISE, SAMPLES, FACTS = 3.0, 3, 100
 SHARE = 10 / 48  # of the layers in a window
@@ -209,7 +210,7 @@ def _classes_table(of_facts: dict[str, np.ndarray]) -> Table:
                 mean, half = mean_interval(x_F)
                 lines.append((value, name, layer, round(mean, 4), round(half, 4), int(np.isfinite(x_F).sum())))
     titles = ("value", "token", "best layer", "indirect effect", "+-", "facts")
-    return Table("Where restoring helps most", "mean over facts, with the 95 % interval", titles, lines)
+    return Table("Where restoring helps most", f"mean over facts; {PLUS_MINUS}", titles, lines)
 
 
 def _facts_table(records: list[Record], clean_F, corrupted_F, shown_facts: int = 12) -> Table:

@@ -4,12 +4,12 @@ import math
 
 from xfresearch.comparing.collecting import Comparison
 from xfresearch.pages.html import short
-from xfresearch.runtime.tables import table, to_columns
+from xfresearch.runtime.tables import PLUS_MINUS, table, to_columns
 
 ABSENT = "-"
 COST_TITLES = ("parameters", "FLOPs/token", "steps", "tokens", "seconds", "training loss")
-LOSS_TITLES = ("held-out loss", "+-", "difference", "95 % interval", "p, Holm", "these runs")
-GROUP_TITLES = ("first run", "seeds", "each seed's loss", "mean", "95 % +-", "difference", "95 % interval", "the change")
+LOSS_TITLES = ("held-out loss", "std. error", "difference", "95 % interval", "p, Holm", "these runs")
+GROUP_TITLES = ("first run", "seeds", "each seed's loss", "mean", "+-", "difference", "95 % interval", "the change")
 TASK_TITLES = ("task", "metric", "items", "run", "value", "first", "difference", "95 % interval", "higher", "lower",
                "p, Holm", "these runs")  # fmt: skip
 
@@ -96,9 +96,9 @@ def explanations(found: dict) -> list[str]:
         units = next(run["held_out"]["units"] for run in found["runs"].values() if run["held_out"])
         first = next(iter(found["runs"]))
         lines += [
-            f"Held-out loss: {data['corpus']}, {data['split']}, {data['description']}. +- is the standard error.",
+            f"Held-out loss: {data['corpus']}, {data['split']}, {data['description']}.",
             f"Differences are to {first}, paired over {units:,} {data['unit']}.",
             "Those intervals are over the held-out text: they do not say how much another seed would change.",
-            "Runs that differ in the seed alone are one row of the last table, whose intervals are over seeds.",
+            f"Runs that differ in the seed alone are one row of the last table, over seeds: {PLUS_MINUS}.",
         ]
     return lines

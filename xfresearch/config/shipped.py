@@ -50,10 +50,14 @@ def require(config: str) -> Path:
     return path
 
 
+def names(studies: bool = False) -> list[str]:
+    """The names of the configs of models, or of studies."""
+    return [name for name in shipped() if name.startswith("studies/") == studies]
+
+
 def listed(config: str = "") -> str:
-    """The names of the shipped configs: of studies, if `config` would be one of them, otherwise of models."""
-    of_studies = Path(config.split(":")[0]).parent.name == "studies"
-    return f"the named configs are {', '.join(name for name in shipped() if name.startswith('studies/') == of_studies)}"
+    """The names of the shipped configs, in words: of studies, if `config` would be one of them, otherwise of models."""
+    return f"the named configs are {', '.join(names(Path(config.split(':')[0]).parent.name == 'studies'))}"
 
 
 def nearest(config: str) -> str:

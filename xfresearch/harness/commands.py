@@ -74,4 +74,4 @@ def columns(measured: dict) -> dict[str, list[str]]:
         for name, task in measured.items()
         for metric, figure in task["metrics"].items()
     ]
-    return to_columns(("task", "items", "shots", "metric", "value", "+-"), rows)
+    return to_columns(("task", "items", "shots", "metric", "value", "std. error"), rows)

@@ -13,6 +13,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from xfresearch.config import shipped
 from xfresearch.runtime.command import Parser, run
 from xfresearch.runtime.errors import UserError
 from xfresearch.runtime.files import write_rows
@@ -57,13 +58,13 @@ DEPTH = tuple(
     for depth in (16, 64)
 )
 TOPOLOGIES = ("v5e:8x8", "v5p:4x4x4", "v6e:8x8")
-NOT_PLANNED = ("__init__", "common", "variants", "brody_majority", "facts")  # the last two are for laptops, in float32
+NOT_PLANNED = ("variants", "brody_majority", "facts")  # the last two are for laptops, in float32
 
 
 def every_config() -> tuple[Named, ...]:
     """Every named config on three machines."""
-    files = sorted(path for path in (ROOT / "configs").glob("*.py") if path.stem not in NOT_PLANNED)
-    return tuple(Named("every config", f"configs/{path.name}", topology) for path in files for topology in TOPOLOGIES)
+    names = [name for name in shipped.names() if name not in NOT_PLANNED]
+    return tuple(Named("every config", f"configs/{name}.py", topology) for name in names for topology in TOPOLOGIES)
 
 
 def named() -> tuple[Named, ...]:

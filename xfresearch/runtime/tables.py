@@ -4,6 +4,8 @@ from collections.abc import Mapping
 
 from xfresearch.runtime.terminal import one_line
 
+PLUS_MINUS = "+- is half of the 95 % interval"  # everywhere; a standard error has a column of that name
+
 
 def table(columns: dict[str, list[str]]) -> str:
     """The columns as text, right-aligned, with two spaces between them."""

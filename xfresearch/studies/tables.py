@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from xfresearch.runtime.summaries import mean_interval
+from xfresearch.runtime.tables import PLUS_MINUS
 
 UNITS = {"bits_per_byte": "bits per byte", "loss": "nats per token", "accuracy": "share of errors"}
 DIFFERENCE = ("difference", "95 % interval", "p of no difference", "p of equivalence", "verdict")
@@ -13,10 +14,11 @@ TOGETHER_ABOUT = (
     "differences at the sizes are similar."
 )
 METRIC_ABOUT = (
-    "The metric is {unit}, where less is better, +- the standard deviation of runs. Intervals are not corrected for the "
-    "number of arms; p and verdicts are (Holm). Nothing is corrected for the number of sizes. Seconds are of all updates."
+    "The metric is {unit}, where less is better, with the standard deviation of runs in brackets. Intervals are not "
+    "corrected for the number of arms; p and verdicts are (Holm). Nothing is corrected for the number of sizes. Seconds are "
+    "of all updates."
 )
-PROBES_ABOUT = "Means over the runs that decide, +- half of their 95 % interval."
+PROBES_ABOUT = f"Means over the runs that decide; {PLUS_MINUS}."
 ABOUT_EACH = {  # probes: what a reader has to know of them
     ("copying", "recall"): "Copying and recall are nats that a model saves for each token: more is better.",
     ("induction",): "More is better for induction.",
@@ -68,7 +70,7 @@ def _row(name: str, arm: Mapping, failure: str) -> tuple[str, ...]:
     if not arm["values"]:
         return (name, "", *found, f"{arm['parameters']:,}", "", "")
     rate = f"{arm['rate']:g}" + (f" ({edge_in_words(arm)} tried)" if arm["edge"] else "")
-    metric = "" if failure and arm["mean"] is None else f"{arm['mean']:.4f} +- {arm['deviation']:.4f}"
+    metric = "" if failure and arm["mean"] is None else f"{arm['mean']:.4f} ({arm['deviation']:.4f})"
     seconds = "" if arm["seconds"] is None else f"{arm['seconds']:.0f}"
     return (name, metric, *found, f"{arm['parameters']:,}", rate, seconds)
 

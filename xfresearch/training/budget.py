@@ -2,9 +2,9 @@
 
 from typing import NamedTuple
 
-from xfresearch.config.run import Config
 from xfresearch.data.labels import trains_on_labels
-from xfresearch.models.closed_form import costs
+from xfresearch.run.closed_form import costs
+from xfresearch.run.config import Config
 from xfresearch.runtime.tables import count
 
 TOKENS_PER_PARAMETER = 20  # of the best model for its training FLOPs (Hoffmann et al. 2022, table 3)
