@@ -3,6 +3,7 @@
 import math
 
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from xfresearch.models.context import Context
@@ -47,7 +48,7 @@ class Linear(nnx.Module):
         self.axes = len(shape.inputs)  # how many of x's last dimensions are inputs
         std = scale * kernel_std(place, math.prod(shape.in_sizes))
         kernel = draw(rngs.params(), shape.sizes, std, place.param_dtype)
-        self.kernel = parameter(kernel, shape.inputs + shape.outputs, shape.inputs, shape.outputs)
+        self.kernel = parameter(kernel, shape.inputs + shape.outputs, shape.inputs, shape.outputs, bias="bias")
         self.bias = parameter(jnp.zeros(shape.out_sizes, place.param_dtype), shape.outputs) if bias else None
 
     def __call__(self, x, ctx: Context | None = None):
@@ -76,6 +77,10 @@ class IdentityPlus(Linear):
         self.weight_gain = parameter(jnp.ones((), place.param_dtype), "")
 
     def matrix(self):
-        kernel = self.kernel[...]
-        identity = jnp.eye(math.prod(kernel.shape[: self.axes]), dtype=kernel.dtype).reshape(kernel.shape)
-        return self.identity_gain[...] * identity + self.weight_gain[...] * kernel
+        return identity_plus(self.kernel[...], self.identity_gain[...], self.weight_gain[...])
+
+
+def identity_plus(kernel, identity_gain, weight_gain):
+    """a I + b W, of the shape of the kernel, whose first dimension is the input."""
+    identity = np.eye(len(kernel), dtype=kernel.dtype).reshape(kernel.shape)
+    return identity_gain * identity + weight_gain * kernel

@@ -26,9 +26,9 @@ class Rngs:
         return jax.random.fold_in(self.key, self.count - 1)
 
 
-def parameter(value, letters: str, inputs: str = "", outputs: str = "", bounds=None) -> nnx.Param:
-    """A trained array. letters, inputs, outputs and bounds are those of `Axes`, without the N of stacked layers."""
-    return nnx.Param(value, axes=Axes(letters, inputs, outputs, bounds))
+def parameter(value, letters: str, inputs: str = "", outputs: str = "", bounds=None, bias: str = "") -> nnx.Param:
+    """A trained array. letters, inputs, outputs, bounds and bias are those of `Axes`, without the N of stacked layers."""
+    return nnx.Param(value, axes=Axes(letters, inputs, outputs, bounds, bias))
 
 
 def kernel_std(place, fan_in: int) -> float:

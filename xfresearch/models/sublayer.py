@@ -75,6 +75,28 @@ class SublayerConfig:
         """The options of its mixture of experts (MoeConfig); None without."""
         return None
 
+    # What its linear maps leave open (linear_terms.py).
+
+    @property
+    def identities(self) -> dict[str, str]:
+        """{inner value: the option that says so}: 'query' and others that are the input itself or contain it, and 'output'
+        if the heads are the output. No matrix could take another linear map."""
+        return {}
+
+    @property
+    def both_sides(self) -> tuple[str, ...]:
+        """Parts whose matrix compares the inputs of two tokens: its last dimension meets the other one."""
+        return ()
+
+    @property
+    def bias_places(self) -> tuple[str, ...]:
+        """The parts of linear maps that can have a bias."""
+        return ()
+
+    def with_biases(self, parts: set[str]) -> "SublayerConfig":
+        """The options with biases on these parts, which are among `bias_places`."""
+        return self
+
 
 def reads(*groups: type):
     """Marks a step (a method) of a module: it reads the options that these classes declare.

@@ -29,7 +29,6 @@ from xfresearch.models.sublayers import Bound
 from xfresearch.models.taps import NO_TAPS, OUTSIDE, Request
 from xfresearch.runtime.errors import require
 from xfresearch.runtime.trees import nested
-from xfresearch.sharding.letters import Axes
 from xfresearch.sharding.partition import param_shardings
 
 
@@ -172,7 +171,7 @@ def axes(model: ModelConfig) -> dict:
     for path, variable in nnx.to_flat_state(_split(model)[1]):
         leaf = variable.axes
         if path[0] == "blocks":
-            leaf = Axes("N" + leaf.letters, leaf.inputs, leaf.outputs, leaf.bounds)
+            leaf = replace(leaf, letters="N" + leaf.letters)
         found["/".join(path)] = leaf
     return nested(found)
 

@@ -15,12 +15,14 @@ class Axes:
 
     inputs, outputs: the letters that a linear map reads and writes. A parameter that has them is a matrix, or one
     matrix for each index of its other dimensions. bounds: the smallest and the largest value that training may give it.
+    bias: the name of the bias of a matrix, which is beside it if it exists; '' if the matrix cannot have one.
     """
 
     letters: str
     inputs: str = ""
     outputs: str = ""
     bounds: tuple[float, float] | None = None
+    bias: str = ""
 
     @property
     def matrix(self) -> bool:

@@ -91,7 +91,7 @@ def _merge(target: Target, params: Params, figures: dict[str, float], broken: bo
     new["output/kernel"] = merged_HDD.transpose(0, 2, 1) if broken else merged_HDD
     bias_GV = params.get("value/bias", np.zeros(value_DGV.shape[1:]))
     if "value" in a.bias:
-        add_bias(new, "output", np.einsum("hv,hve->e", bias_GV[group_of_heads(a)], output_HVD))
+        add_bias(new, "output/bias", np.einsum("hv,hve->e", bias_GV[group_of_heads(a)], output_HVD))
     if softmax_slots(a):
         new |= _slots(target, params, bias_GV, figures)
     return new

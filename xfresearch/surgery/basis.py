@@ -25,12 +25,13 @@ from xfresearch.models.block_config import BlockConfig
 from xfresearch.models.connections.connection import ONE
 from xfresearch.models.feed_forwards.dense import DenseConfig
 from xfresearch.models.layouts import LAYOUTS
+from xfresearch.models.linear_terms import LinearTerm
 from xfresearch.models.mixers.softmax.config import SoftmaxConfig
 from xfresearch.surgery.biases import add_bias, check_places, with_all_biases, with_biases
 from xfresearch.surgery.inverse import inverse
 from xfresearch.surgery.network import Network, Params, names_of
 from xfresearch.surgery.refused import refuse_unless
-from xfresearch.surgery.stream import bias_of, first_maps, last_kernels, product, tables
+from xfresearch.surgery.stream import product, readers, tables, writers
 from xfresearch.surgery.untie import untied
 
 X = ""  # x among the terms of the stream
@@ -72,8 +73,9 @@ def drop(network: Network, layers, name: str, broken: bool) -> Network:
     shifted = any(shift.any() for shift in shifts.values())
     if shifted:
         _check_shift(network, layers, name)
-    reads = {number: _reads(network, number) for number in layers}
-    writes = {number - 1: _writes(network, number - 1) for number in layers if number}
+    blocks = [at.block for at in network.layers]
+    reads = {number: readers(network, number, *ends(blocks[number]).reads) for number in layers}
+    writes = {number - 1: writers(network, number - 1, *ends(blocks[number - 1]).writes) for number in layers if number}
     read = network.without_dropout(writes, embedding=0 in layers).change(
         layers,
         lambda block: _without(block, name, shifted),
@@ -116,9 +118,8 @@ def _check_reads(network: Network, number: int, name: str) -> None:
     )
     given = getattr(a, name)
     refuse_unless(given == "learned", f"{where}: {name}={given!r} is no matrix {_symbol(name)}")
-    for other in ("query", "key", "value"):
-        bare = getattr(a, other).startswith("identity")
-        refuse_unless(not bare, f"{where}: {other}={getattr(a, other)!r} reads x itself and has no matrix for Q^-1")
+    for other, kind in a.identities.items():
+        refuse_unless(other == "output", f"{where}: {other}={kind!r} reads x itself and has no matrix for Q^-1")
     rows, columns = matrix(network, number, name).shape
     more = " (expand_groups first)" if name != "query" and a.kv_heads < a.heads else ""
     refuse_unless(rows == columns, f"{where}: {_symbol(name)} is {rows} x {columns}, not square: it has no inverse{more}")
@@ -151,10 +152,10 @@ def _check_writes(network: Network, number: int) -> None:
 def _check_shift(network: Network, layers, name: str) -> None:
     """Raises Refused if the bias has no place where x is read or written."""
     for number in layers:
-        block, axes = network.layers[number].block, _reads(network, number)
+        block = network.layers[number].block
         for sublayer in ends(block).reads:
-            maps = {path.split("/")[1] for path in axes if path.startswith(f"{sublayer}/")} - {name}
-            check_places(getattr(block, sublayer), maps, f"layer {number}: the bias of the {name}")
+            parts = {term.part for term in readers(network, number, sublayer)} - {name}
+            check_places(getattr(block, sublayer), parts, f"layer {number}: the bias of the {name}")
         if number:
             before = network.layers[number - 1].block
             where = f"layer {number - 1}: the bias of the {name} of layer {number}"
@@ -167,14 +168,6 @@ def _check_shift(network: Network, layers, name: str) -> None:
         f"layer 0: x Q + b shifts the embedding by the bias of the {name}, so that its gradient is no longer that of x "
         "(give --layers without 0)",
     )
-
-
-def _reads(network: Network, number: int) -> dict[str, int]:
-    return first_maps(network.axes(number), *ends(network.layers[number].block).reads)
-
-
-def _writes(network: Network, number: int) -> list[str]:
-    return last_kernels(network.axes(number), *ends(network.layers[number].block).writes)
 
 
 def _dense(block: BlockConfig) -> list[str]:
@@ -200,7 +193,7 @@ def _without(block: BlockConfig, name: str, shifted: bool) -> BlockConfig:
 
 
 def _read(
-    network: Network, number: int, params: Params, paths: dict[str, int], name: str, shifted: bool, broken: bool
+    network: Network, number: int, params: Params, terms: list[LinearTerm], name: str, shifted: bool, broken: bool
 ) -> Params:
     """The parameters with Q^-1 W for every W that reads x."""
     basis_DD = matrix(network, number, name)
@@ -208,24 +201,22 @@ def _read(
     inverse_DD = basis_DD.T if broken else inverse_DD
     dropped = f"{network.only('mixer', number).name}/{name}/"
     new = {path: value for path, value in params.items() if not path.startswith(dropped)}
-    for path in paths.keys() & new.keys():
-        at = paths[path]
-        new[path] = product(inverse_DD, params[path], at)
-        if shifted:
-            shift_D = np.broadcast_to(_shift(network, number, name), len(basis_DD))
-            add_bias(new, path.rsplit("/", 1)[0], -np.tensordot(shift_D, new[path], (0, at)))
+    for term in terms:
+        if term.kernel in new:
+            (at,) = term.reads
+            new[term.kernel] = product(inverse_DD, params[term.kernel], at)
+            if shifted:
+                shift_D = np.broadcast_to(_shift(network, number, name), len(basis_DD))
+                add_bias(new, term.bias, -np.tensordot(shift_D, new[term.kernel], (0, at)))
     return with_all_biases(new, *_dense(network.layers[number].block)) if shifted else new
 
 
-def _write(network: Network, number: int, params: Params, paths: list[str], name: str, shifted: bool) -> Params:
+def _write(network: Network, number: int, params: Params, terms: list[LinearTerm], name: str, shifted: bool) -> Params:
     """The parameters with W Q for every W that writes x of the next layer."""
     basis_DD, shift = matrix(network, number + 1, name), _shift(network, number + 1, name)
     new = dict(params)
-    for path in paths:
+    for path in [path for term in terms for path in (term.kernel, term.bias) if path in params]:
         new[path] = params[path] @ basis_DD
-        bias = bias_of(path)
-        if bias in params:
-            new[bias] = params[bias] @ basis_DD
     if shifted:
         last = LAYOUTS[network.layers[number].block.layout].branches[-1].name
         new = with_all_biases(new, last)

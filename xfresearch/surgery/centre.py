@@ -46,8 +46,7 @@ def convert(network: Network, layers, broken: bool = False, width: str = "same")
     blocks = [at.block for at in network.layers]
     maps = {}
     for number, block in enumerate(blocks):
-        where, axes = f"layer {number}", network.axes(number)
-        maps[number] = [path for name in written(block, where) for path in last_maps(block, axes, name, where)]
+        maps[number] = [path for name in written(block, f"layer {number}") for path in last_maps(network, number, name)]
     if width == "less_one":
         return narrowed(untied(network), maps, _kinds_without_mean, broken)
     outside = {path: network.outside[path] for path in tables(network)}

@@ -159,7 +159,7 @@ def _with_slots(block: BlockConfig, params: Callable[[], Params], broken: bool) 
     old = params()
     new = _attention(old) | _memory(old, broken)
     if block.feed_forward.bias and block.attention.output == "learned":
-        add_bias(new, "attention/output", old["feed_forward/down/bias"])
+        add_bias(new, "attention/output/bias", old["feed_forward/down/bias"])
     return new
 
 

@@ -33,7 +33,7 @@ from xfresearch.surgery.biases import add_bias, check_places, with_all_biases, w
 from xfresearch.surgery.conversion import Conversion
 from xfresearch.surgery.network import Network, Params
 from xfresearch.surgery.refused import refuse_unless
-from xfresearch.surgery.stream import first_maps
+from xfresearch.surgery.stream import readers
 from xfresearch.surgery.untie import untied
 
 OUTSIDE = ("final_norm", "embedding_norm")
@@ -44,15 +44,13 @@ def convert(network: Network, layers, broken: bool = False) -> Network:
     outside = [name for name in OUTSIDE if whole and network.norm(getattr(network.model, name)).affine]
     inside = [number for number in layers if sites(network.layers[number].block)]
     refuse_unless(inside or outside, _nothing(network, layers))
-    axes = {number: network.axes(number) for number in inside}
-    needed = {number: _check(network, number, axes[number]) for number in inside}
     by_block = {network.layers[number].block: set() for number in inside}
     for number in inside:
-        by_block[network.layers[number].block] |= needed[number]
+        by_block[network.layers[number].block] |= _check(network, number)
     folded = network.change(
         inside,
         lambda block: _without(block, by_block[block]),
-        lambda number, block, params: _folded(block, params, axes[number], by_block[block], broken),
+        lambda number, block, params: _folded(network, number, block, params, by_block[block], broken),
     )
     if "embedding_norm" in outside:
         folded = _into_embedding(folded, broken)
@@ -88,35 +86,31 @@ def _gain_and_bias(params: Params, prefix: str, spec: NormSpec, width: int) -> t
     return gain_D, params.get(f"{prefix}/bias", np.zeros(width))
 
 
-def _check(network: Network, number: int, axes: dict) -> set[str]:
-    """The linear maps of a layer that need a bias, as 'sublayer/name'. Raises Refused if a norm cannot be folded."""
+def _check(network: Network, number: int) -> set[str]:
+    """Paths of the biases that a layer needs. Raises Refused if a norm cannot be folded."""
     block, params = network.layers[number].block, network.params(number)
     needed = set()
-    for sublayer, readers in sites(block).items():
+    for sublayer, names in sites(block).items():
         gain_D, bias_D = _gain_and_bias(
             params, f"{sublayer}_norm_in", block.norm_at(f"{sublayer}_in"), network.model.width
         )
-        for name in readers:
+        for name in names:
             options = getattr(block, name)
             _check_identities(options, gain_D, bias_D, f"layer {number}, {name}")
             if bias_D.any():
-                maps = {path.rsplit("/", 1)[0] for path in first_maps(axes, name)}
-                check_places(options, {path.split("/")[1] for path in maps}, f"layer {number}, {name}: the norm's bias")
-                needed |= maps
+                terms = readers(network, number, name)
+                check_places(options, {term.part for term in terms}, f"layer {number}, {name}: the norm's bias")
+                needed |= {term.bias for term in terms}
     return needed
 
 
 def _check_identities(options, gain_D, bias_D, where: str) -> None:
     """Raises Refused if a reader of the norm has no matrix, or cannot take the norm's bias."""
-    merged = getattr(options, "query", "") == "merged"
-    names = [] if merged else ["query"]
-    names += ["value"] if merged else ["key", "value"]
     trivial = (gain_D == 1).all() and not bias_D.any()
-    for name in names:
-        kind = getattr(options, name, "learned")
-        bare = kind.startswith("identity")
-        refuse_unless(not bare or trivial, f"{where}: {name}={kind!r} has no matrix that could take the norm's gain")
-    if merged and not options.rank:
+    for name, kind in options.identities.items():
+        takes = name == "output" or name == "key" and options.both_sides
+        refuse_unless(takes or trivial, f"{where}: {name}={kind!r} has no matrix that could take the norm's gain")
+    if options.both_sides:
         _check_both_sides(options, gain_D, bias_D, where)
 
 
@@ -145,31 +139,26 @@ def _without(block: BlockConfig, needed: set[str]) -> BlockConfig:
         norms[site] = replace(getattr(block.norms, site), **dict.fromkeys(parts, False))
     new = {"norms": replace(block.norms, **norms)}
     for name, options in block.sublayers.items():
-        names = {path.split("/")[1] for path in needed if path.startswith(f"{name}/")}
-        new[name] = with_biases(options, names) if names else options
+        parts = {path.split("/")[1] for path in needed if path.startswith(f"{name}/")}
+        new[name] = with_biases(options, parts) if parts else options
     return replace(block, **new)
 
 
-def _folded(block: BlockConfig, params: Params, axes: dict, needed: set[str], broken: bool) -> Params:
-    width = next(params[path].shape[at] for name in sites(block) for path, at in first_maps(axes, name).items())
+def _folded(network: Network, number: int, block: BlockConfig, params: Params, needed: set[str], broken: bool) -> Params:
     new = dict(params)
-    for sublayer, readers in sites(block).items():
+    for sublayer, names in sites(block).items():
         prefix = f"{sublayer}_norm_in"
-        gain_D, bias_D = _gain_and_bias(params, prefix, block.norm_at(f"{sublayer}_in"), width)
+        gain_D, bias_D = _gain_and_bias(params, prefix, block.norm_at(f"{sublayer}_in"), network.model.width)
         new = {path: value for path, value in new.items() if path not in (f"{prefix}/gain", f"{prefix}/bias")}
-        for name in readers:
-            merged = getattr(getattr(block, name), "query", "") == "merged"
-            for path, at in first_maps(axes, name).items():
-                both = merged and path == f"{name}/query/kernel" and not block.sublayers[name].rank
-                kernel = params[path]
-                if path.rsplit("/", 1)[0] in needed:
-                    image = np.tensordot(bias_D, kernel, (0, at))
-                    add_bias(new, path.rsplit("/", 1)[0], image * gain_D if both else image)
-                if not broken:
-                    kernel = kernel * gain_D.reshape([-1 if axis == at else 1 for axis in range(kernel.ndim)])
-                    kernel = kernel * gain_D if both else kernel  # the last dimension meets the other token
-                new[path] = kernel
-    return with_all_biases(new, *(name for name in block.sublayers if f"{name}/up" in needed))
+        for term in readers(network, number, *names):
+            kernel = params[term.kernel]
+            if term.bias in needed:
+                image = np.tensordot(bias_D, kernel, (0, term.reads[0]))
+                add_bias(new, term.bias, image * gain_D if len(term.reads) > 1 else image)  # the other token is h alone
+            for at in () if broken else term.reads:
+                kernel = kernel * gain_D.reshape([-1 if axis == at else 1 for axis in range(kernel.ndim)])
+            new[term.kernel] = kernel
+    return with_all_biases(new, *(name for name in block.sublayers if f"{name}/up/bias" in needed))
 
 
 def _into_head(network: Network, broken: bool) -> Network:

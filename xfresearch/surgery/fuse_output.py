@@ -24,12 +24,13 @@ import numpy as np
 from xfresearch.models.block_config import BlockConfig
 from xfresearch.models.connections.connection import ONE
 from xfresearch.models.layouts import LAYOUTS, Branch
+from xfresearch.models.linear_terms import LinearTerm
 from xfresearch.models.mixers.memory import wide_slots
 from xfresearch.surgery.biases import add_bias, check_places, with_all_biases, with_biases
 from xfresearch.surgery.conversion import Conversion
 from xfresearch.surgery.network import Network, Params, in_layout, inside, put
 from xfresearch.surgery.refused import refuse_unless
-from xfresearch.surgery.stream import first_maps, product
+from xfresearch.surgery.stream import product, readers
 
 DIVIDES = "the norm divides by a length that depends on W_O"
 NORM_TERMS = {"layer": DIVIDES, "rms": DIVIDES, "scale": DIVIDES}
@@ -66,11 +67,11 @@ def fused(network: Network, layers, broken: bool, with_options: Callable[..., Bl
     """The network with W_O W_1. with_options(block, **options of the two sublayers) is the new block."""
     network = network.without_dropout(layers)  # of o W_O before, of o after
     biased = {network.layers[n].block for n in layers if output_bias(network.inside(network.only("mixer", n))).any()}
-    axes = {number: network.axes(number) for number in layers}
+    terms = {n: readers(network, n, _pair(network.layers[n].block)[1].name) for n in layers}
     return network.change(
         layers,
         lambda block: with_options(block, **_without_output(block, block in biased)),
-        lambda number, block, params: _into_first(block, params, axes[number], block in biased, broken),
+        lambda number, block, params: _into_first(block, params, terms[number], block in biased, broken),
     )
 
 
@@ -134,18 +135,18 @@ def _without_output(block: BlockConfig, biased: bool) -> dict:
     return {mixer: a, reader: with_biases(feed_forward, {"up"}) if biased else feed_forward}
 
 
-def _into_first(block: BlockConfig, params: Params, axes: dict, biased: bool, broken: bool) -> Params:
+def _into_first(block: BlockConfig, params: Params, terms: list[LinearTerm], biased: bool, broken: bool) -> Params:
     """The parameters with W_O W_1, where W_O has one row for each number of the heads."""
     mixer, reader = (branch.name for branch in _pair(block))
     old = inside(params, mixer)
     kernel = old["output/kernel"]
     output_OD = kernel.reshape(-1, kernel.shape[-1])
     new = put(params, mixer, {path: value for path, value in old.items() if not path.startswith("output/")})
-    for path, at in first_maps(axes, reader).items():
-        new[path] = product(output_OD[::-1] if broken else output_OD, params[path], at)
+    for term in terms:
+        kernel = params[term.kernel]
+        new[term.kernel] = product(output_OD[::-1] if broken else output_OD, kernel, term.reads[0])
         if biased:
-            image = np.broadcast_to(output_bias(old), output_OD.shape[1]) @ params[path]
-            add_bias(new, path.removesuffix("/kernel"), image)
+            add_bias(new, term.bias, np.broadcast_to(output_bias(old), output_OD.shape[1]) @ kernel)
     return with_all_biases(new, reader) if biased else new
 
 

@@ -8,13 +8,13 @@ import numpy as np
 from xfresearch.models.block_config import BlockConfig
 from xfresearch.models.feed_forwards.dense import HiddenOptions
 from xfresearch.models.layouts import LAYOUTS
+from xfresearch.models.linear_terms import LinearTerm
 from xfresearch.models.mixers.differential import DifferentialConfig
 from xfresearch.models.norms import WITH_EPSILON
 from xfresearch.models.sublayer import SublayerConfig
-from xfresearch.sharding.letters import Axes
 from xfresearch.surgery.network import LayerBlock, Network, Params
 from xfresearch.surgery.refused import refuse_unless
-from xfresearch.surgery.stream import first_maps, product, tables
+from xfresearch.surgery.stream import product, readers, tables
 from xfresearch.surgery.widen import with_hidden
 
 Maps = dict[int, list[str]]  # paths of what writes the stream, by layer
@@ -27,14 +27,14 @@ def narrowed(network: Network, maps: Maps, centred: Callable[[Network], Network]
     width = model.width
     _check(network, maps)
     basis_DE = basis(width)
-    readers = {number: _readers(at.block, network.axes(number)) for number, at in enumerate(network.layers)}
+    reads = {number: _readers(network, number) for number in range(len(network.layers))}
     factor = np.sqrt(width / (width - 1))
 
     def params(number: int, block: BlockConfig, old: Params) -> Params:
         new = old | {path: old[path] @ basis_DE for path in maps[number]}
-        for path, (axis, kind) in readers[number].items():
-            kernel = product(basis_DE.T, new[path], axis)
-            new[path] = kernel * (factor if kind == "layer" else 1.0)
+        for term, kind in reads[number]:
+            kernel = product(basis_DE.T, new[term.kernel], term.reads[0])
+            new[term.kernel] = kernel * (factor if kind == "layer" else 1.0)
         return new
 
     table = {path: network.outside[path] for path in tables(network)}
@@ -77,24 +77,21 @@ def _check(network: Network, maps: Maps) -> None:
                 name in written or branch.bare,
                 f"{where}: the output of {name} is no part of the stream, and its D numbers have a mean",
             )
-            for projection in ("query", "key", "value"):
-                kind = getattr(options, projection, "learned")
+            for part, kind in options.identities.items():
                 refuse_unless(
-                    not kind.startswith("identity"),
-                    f"{where}: {projection}={kind!r} reads the D numbers of the stream without a matrix",
+                    part == "output", f"{where}: {part}={kind!r} reads the D numbers of the stream without a matrix"
                 )
 
 
-def _readers(block: BlockConfig, axes: dict[str, Axes]) -> dict[str, tuple[int, str]]:
-    """{path: (the place of D among its dimensions, the kind of the norm before)} of the kernels that read the stream."""
-    found = {}
-    kind = ""
-    bare = False
+def _readers(network: Network, number: int) -> list[tuple[LinearTerm, str]]:
+    """The linear terms that read the stream, each with the kind of the norm before."""
+    found, kind, bare = [], "", False
+    block = network.layers[number].block
     for branch in LAYOUTS[block.layout].branches:
         name = branch.name
         kind = block.norm_at(f"{name}_in").kind if "in" in branch.norms else kind
         if not bare:
-            found |= {path: (at, kind) for path, at in first_maps(axes, name).items()}
+            found += [(term, kind) for term in readers(network, number, name)]
         bare = branch.bare  # the next sublayer reads heads, and no stream
     return found
 

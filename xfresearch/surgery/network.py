@@ -20,6 +20,7 @@ import numpy as np
 from xfresearch.models import layers, transformer
 from xfresearch.models.block_config import BLOCKS, BlockConfig
 from xfresearch.models.layouts import LAYOUTS
+from xfresearch.models.linear_terms import LinearTerm, linear_terms
 from xfresearch.models.model_config import ModelConfig, resolve_model
 from xfresearch.models.norms import NormSpec
 from xfresearch.models.sublayer import SublayerConfig
@@ -155,6 +156,13 @@ class Network:
         model = self.resolved
         stack = transformer.axes(model)["blocks"][layers.layers(model)[number].stack]
         return {path: replace(each, letters=each.letters.removeprefix("N")) for path, each in by_path(stack).items()}
+
+    def terms(self, number: int, *sublayers: str) -> list[LinearTerm]:
+        """The linear terms of sublayers of a layer, with the paths of the layer's parameters."""
+        axes, block = self.axes(number), self.layers[number].block
+        return [
+            term.inside(name) for name in sublayers for term in linear_terms(getattr(block, name), inside(axes, name))
+        ]
 
     def norm(self, kind: str) -> NormSpec:
         """A norm outside the blocks: it has the norm options of the first block."""

@@ -72,7 +72,7 @@ def _params(block: BlockConfig, params: Params, width: int, broken: bool) -> Par
     value_HMV = down_HMD @ np.linalg.pinv(new["output/kernel"])
     value_HMV = value_HMV[:, ::-1] if broken else value_HMV
     if "down/bias" in f:
-        add_bias(new, "output", f["down/bias"])
+        add_bias(new, "output/bias", f["down/bias"])
     slots = key_HKM.transpose(2, 0, 1), value_HMV.swapaxes(0, 1)
     others = {path: value for path, value in params.items() if not path.startswith("feed_forward")}
     return put(others, "attention", with_slots(new, slots))

@@ -106,7 +106,7 @@ def identity_maps(network: Network, number: int) -> list[str]:
         )
         replaced = name if branch.connection.adds_to == "nothing" else ""
         if branch.connection.adds_to != "nothing":
-            found += last_maps(block, axes, name, where) + _output_norm(block, name, axes, where)
+            found += last_maps(network, number, name) + _output_norm(block, name, axes, where)
     refuse_unless(
         not replaced, f"{where}: layout={block.layout!r} has no skip around {replaced}: x is not added to its output"
     )

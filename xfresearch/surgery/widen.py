@@ -32,13 +32,6 @@ from xfresearch.surgery.network import Network, Params, Target, inside
 from xfresearch.surgery.refused import refuse_unless
 
 T5_TABLE = "shared/relative_bias"  # [buckets, H] of all layers
-OUTPUTS = {  # the parameters that are 0 for a new head, slot or hidden unit
-    "output/kernel": "H",
-    "memory/value": "M",
-    "down/kernel": "F",
-    "experts/down": "F",
-    "shared/down/kernel": "F",
-}
 Sizes = dict[tuple[str, str], tuple[int, int]]  # {(start of a path, letter): its size before and after}
 
 
@@ -146,7 +139,7 @@ def _grown(path: str, array, axes: Axes, sizes: Sizes, random: np.random.Generat
             shape = [*array.shape[:axis], new - old, *array.shape[axis + 1 :]]
             if not axes.matrix:  # a shaped head with gains of 0 would never learn
                 more = np.full(shape, float(path.startswith("shaping/")))
-            elif OUTPUTS.get(path) == letter and not broken:
+            elif axes.outputs == "D" and letter in axes.inputs and not broken:  # it writes the output of the sublayer
                 more = np.zeros(shape)
             else:
                 more = array.std() * random.normal(size=shape)

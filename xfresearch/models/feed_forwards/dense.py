@@ -92,6 +92,13 @@ class DenseConfig(HiddenOptions):
     def norm_kinds(self) -> tuple[str, ...]:
         return (HIDDEN,) if ACTIVATIONS[self.kind].norm else ()
 
+    @property
+    def bias_places(self) -> tuple[str, ...]:
+        return ("up", "gate", "down") if ACTIVATIONS[self.kind].gated else ("up", "down")
+
+    def with_biases(self, parts: set[str]) -> "DenseConfig":
+        return replace(self, bias=True)
+
 
 @dataclass(frozen=True)
 class GatedConfig(GatedHidden, DenseConfig):

@@ -20,9 +20,9 @@ from xfresearch.models.place import Place
 from xfresearch.models.sublayer import Memory
 from xfresearch.sharding.letters import Axes
 
-INTO = Axes("EDF", "D", "F")
-OUT = Axes("EFD", "F", "D")
-AXES = {"up": INTO, "gate": INTO, "down": OUT, "up_bias": Axes("EF"), "gate_bias": Axes("EF"), "down_bias": Axes("ED")}
+LETTERS = {"up": ("EDF", "D", "F"), "gate": ("EDF", "D", "F"), "down": ("EFD", "F", "D")}  # all, inputs, outputs
+AXES = {name: Axes(*letters, bias=name + BIAS) for name, letters in LETTERS.items()}
+AXES |= {each.bias: Axes(f"E{each.outputs}") for each in AXES.values()}
 
 
 def slots(moe, length: int) -> int:
@@ -47,18 +47,18 @@ class Experts(nnx.Module):
         self.kind = moe.expert
         self.activation = activation
         std = place.inner_scale * kernel_std(place, D)
-        self.up = self._draw(rngs, (moe.experts, D, F), std, place, INTO)
-        self.gate = self._draw(rngs, (moe.experts, D, F), std, place, INTO) if activation.gated else None
+        self.up = self._draw("up", rngs, (moe.experts, D, F), std, place)
+        self.gate = self._draw("gate", rngs, (moe.experts, D, F), std, place) if activation.gated else None
         std = place.output_scale * value_std(place, moe.expert, F)
-        self.down = self._draw(rngs, (moe.experts, F, place.width), std, place, OUT)
+        self.down = self._draw("down", rngs, (moe.experts, F, place.width), std, place)
         biased = "experts" in moe.bias
         self.up_bias = self._zeros("up", F, place) if biased else None
         self.gate_bias = self._zeros("gate", F, place) if biased and activation.gated else None
         self.down_bias = self._zeros("down", place.width, place) if biased else None
 
     @staticmethod
-    def _draw(rngs, shape: tuple, std: float, place: Place, axes: Axes):
-        return parameter(draw(rngs.params(), shape, std, place.param_dtype), axes.letters, axes.inputs, axes.outputs)
+    def _draw(name: str, rngs, shape: tuple, std: float, place: Place):
+        return nnx.Param(draw(rngs.params(), shape, std, place.param_dtype), axes=AXES[name])
 
     @staticmethod
     def _zeros(name: str, size: int, place: Place):

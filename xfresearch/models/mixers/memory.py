@@ -87,7 +87,7 @@ class WideSlots(nnx.Module):
         dtype = place.param_dtype
         self.activation = ACTIVATIONS[place.options.memory_activation]
         key = draw(rngs.params(), (M, D), place.inner_scale * kernel_std(place, D), dtype)
-        self.key = parameter(key, "MD", "D", "M")
+        self.key = parameter(key, "MD", "D", "M", bias="bias")
         self.bias = parameter(jnp.zeros(M, dtype), "M")
         value = draw(rngs.params(), (M, D), place.output_scale * kernel_std(place, M), dtype)
         self.value = parameter(value, "MD", "M", "D")

@@ -72,6 +72,20 @@ class SlotsConfig(SublayerConfig):
         return self.memory_slots
 
     @property
+    def identities(self) -> dict[str, str]:
+        if wide_slots(self):
+            return {}
+        given = {"query": self.query, "output": self.output}
+        return {name: kind for name, kind in given.items() if kind != "learned"}
+
+    @property
+    def bias_places(self) -> tuple[str, ...]:
+        return ("output", "memory") if wide_slots(self) else ("query", "output")
+
+    def with_biases(self, parts: set[str]) -> "SlotsConfig":
+        return replace(self, bias=tuple(name for name in ("query", "output") if name in {*self.bias, *parts}))
+
+    @property
     def words(self) -> str:
         named = ("kind", "memory_slots", "memory_activation", "heads", "head_size", "kv_heads")
         kind = f"with {self.memory_activation}" if wide_slots(self) else f"for {self.heads} heads of {self.head_size}"

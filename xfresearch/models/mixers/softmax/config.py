@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from xfresearch.config.fields import changed, option
 from xfresearch.models.mixers.memory import wide_slots
 from xfresearch.models.mixers.softmax.options import (
+    PROJECTIONS,
     AttendOptions,
     MemoryOptions,
     OutputOptions,
@@ -54,6 +55,22 @@ class SoftmaxConfig(OutputOptions, MemoryOptions, AttendOptions, PositionOptions
     @property
     def sinks(self) -> bool:
         return self.sink != "none"
+
+    @property
+    def identities(self) -> dict[str, str]:
+        given = {name: getattr(self, name) for name in PROJECTIONS}
+        return {name: kind for name, kind in given.items() if kind.startswith("identity")}
+
+    @property
+    def both_sides(self) -> tuple[str, ...]:
+        return ("query",) if self.query == "merged" and not self.rank else ()
+
+    @property
+    def bias_places(self) -> tuple[str, ...]:
+        return (*PROJECTIONS, *(["memory"] if wide_slots(self) else []))
+
+    def with_biases(self, parts: set[str]) -> "SoftmaxConfig":
+        return replace(self, bias=tuple(name for name in PROJECTIONS if name in {*self.bias, *parts}))
 
     def resolved(self, place: Place, key: str) -> "SoftmaxConfig":
         a = with_sizes(self, place.width, key)

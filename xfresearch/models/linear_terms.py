@@ -1,0 +1,56 @@
+"""The linear maps between a sublayer's inner values and the residual stream, as its parameters declare them.
+
+    q = x W_Q + b_Q        h = x W_up + b        y = h W_down + c        f(x k^T + b) v
+
+A matrix that reads the letter D reads the sublayer's input, and one that writes D writes a term of its output
+(sharding/letters.py). So a kind says this where it makes its parameters, and conversions, analyses and edits ask here
+instead of knowing names. Inner values that have no matrix are in `identities` of the options.
+"""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from xfresearch.models.linear import identity_plus
+from xfresearch.models.sublayer import SublayerConfig
+from xfresearch.sharding.letters import Axes
+
+
+class LinearTerm(NamedTuple):
+    """A linear map that reads or writes the stream. Paths are those of the sublayer's parameters."""
+
+    part: str  # of the sublayer: 'query', 'up', 'experts', 'memory'
+    kernel: str  # path of the matrix: 'query/kernel', 'experts/up', 'memory/key'
+    bias: str  # path of its bias, which need not exist; '' if the matrix has no place for one
+    axes: Axes  # the letters of the matrix
+    reads: tuple[int, ...]  # the dimensions of the matrix that meet the input; two of W_h, which compares two tokens
+    writes: bool  # whether its last dimension is that of the output
+
+    def inside(self, sublayer: str) -> "LinearTerm":
+        """The same term with the paths of the layer's parameters."""
+        return self._replace(kernel=f"{sublayer}/{self.kernel}", bias=self.bias and f"{sublayer}/{self.bias}")
+
+    def matrix(self, params: Mapping):
+        """What multiplies the stream, of the parameters of a sublayer, {path: array}."""
+        kernel, of = params[self.kernel], self.kernel.rpartition("/")[0]
+        if f"{of}/identity_gain" not in params:
+            return kernel
+        return identity_plus(kernel, params[f"{of}/identity_gain"], params[f"{of}/weight_gain"])
+
+
+def linear_terms(options: SublayerConfig, axes: Mapping[str, Axes]) -> list[LinearTerm]:
+    """The linear terms of a sublayer whose parameters have these {path: axes}."""
+    found = []
+    for path, each in axes.items():
+        part, folder = path.partition("/")[0], path.rpartition("/")[0]
+        reads = (each.letters.index("D"),) if each.inputs == "D" else ()
+        if reads and part in options.both_sides:
+            reads += (len(each.letters) - 1,)
+        if reads or each.outputs == "D":
+            bias = each.bias and f"{folder}/{each.bias}"
+            found.append(LinearTerm(part, path, bias, each, reads, each.outputs == "D"))
+    return found
+
+
+def output_biases(axes: Mapping[str, Axes]) -> list[str]:
+    """Paths of the parameters that a sublayer adds to its output."""
+    return [path for path, each in axes.items() if each.letters in ("D", "ED") and path.endswith("bias")]
