@@ -124,7 +124,7 @@ def _attention_by_type(family: Family, blocks: list) -> list[SoftmaxConfig]:
     """The attention of the first layer, or of the first layer with full attention and of the first with a window."""
     if not family.rope.by_type:
         return [blocks[0].attention]
-    attention = [block.attention for block in blocks]
+    attention = [each.attention for each in blocks if isinstance(each.attention, SoftmaxConfig)]
     full = next((each for each in attention if not each.window), attention[0])
     return [full, next((each for each in attention if each.window), full)]
 
