@@ -30,7 +30,7 @@ FAMILY = replace(
         *(key for key in gemma.FAMILY.keys if key.theirs != "hidden_act"),
         llama.kv_heads(4),
         Key("hidden_activation", "*.feed_forward.kind", "gelu_pytorch_tanh", llama.GATED),
-        Key("query_pre_attn_scalar", "*.attention.scale", 256, read=scale, write=lambda x: round(x**-2)),
+        Key("query_pre_attn_scalar", "*.attention.scale", 256, read=scale, write=lambda x: round(x**-2) if x else None),
         softcap("attn_logit_softcapping", "*.attention.softcap", 50.0),
         softcap("final_logit_softcapping", "logit_softcap", 30.0),
     ),
