@@ -23,10 +23,11 @@ GOALS = (
         "update_variants",
     ),
     (
-        "decoding, batch 1 and 64, 124M and 1B",
+        "decoding, batch 1 and 64, 124M",
         "1.5 of `transformers` with a static cache and compile; share of the memory-bound floor",
         "decode",
     ),
+    ("decoding, batch 1 and 64, 1B", "the same", "decode_1b"),
     ("loop beside the bare update", "0.98", "loop"),
     ("growth: length 512 to 16k, width, depth, experts, slots", "exponents beside the expected", "growth"),
     ("float32 studies mapped over seeds", "times of one seed", "studies"),

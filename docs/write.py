@@ -92,7 +92,7 @@ def _folded(table: str) -> str:
 
 def kernels() -> str:
     """docs/kernels.md with the table of what `auto` chooses."""
-    from xfresearch.kernels.defaults import TABLES
+    from xfresearch.kernels.defaults import BY_NAME, OWN, TABLES
 
     parts = ["`auto` is the first line that applies and supports the model (`xfresearch/kernels/defaults.py`).\n"]
     for option, lines in TABLES.items():
@@ -100,6 +100,9 @@ def kernels() -> str:
         for line in lines:
             choice = "by memory" if callable(line.choice) else f"`{line.choice}`"
             parts.append(f"| {choice} | {line.where} | {line.reason} | {line.measured} |\n")
+    parts.append("\n### Kernels of ours\n\n| kernel | chosen by | libraries have | why it stays |\n|---|---|---|---|\n")
+    parts += [f"| {name} | {own.chosen} | {own.libraries} | {own.reason} |\n" for name, own in OWN.items()]
+    parts += ["\nChosen by name only:\n\n", *(f"- `{name}`: {reason}\n" for name, reason in BY_NAME.items())]
     return _before("kernels.md", DEFAULTS) + DEFAULTS + "".join(parts)
 
 

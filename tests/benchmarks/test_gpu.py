@@ -7,7 +7,9 @@ import pytest
 
 from xfresearch import bench
 from xfresearch.benchmarks import decode, gpu
+from xfresearch.benchmarks.flags import read
 from xfresearch.runtime.errors import UserError
+from xfresearch.training.timing import random_batch
 
 HERE = {"commit": "c", "machine": {"devices": "1 x GPU", "backend": "gpu"}}
 DEVICE = {"status": "ok", "seconds": 1.0, "words": "", "figures": {"environment": HERE, "missing": {}}}
@@ -107,7 +109,11 @@ def test_rows_have_limits_of_their_own(tmp_path, monkeypatch, flags, limits):
 
 def test_rows_and_their_names(tmp_path, monkeypatch, capsys):
     bench.main(["gpu", "--list"])
-    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == list(gpu.ROWS)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == list(gpu.ROWS) and all(" s  " in line for line in lines)
+    said = dict(zip(gpu.ROWS, lines, strict=True))
+    assert said["update_gpt2"].split()[1] == "200" and said["update_gpt2"].endswith("; on a GPU")
+    assert said["train_gpt2"].split()[1] == "60" and not said["train_gpt2"].endswith("on a GPU")
     with pytest.raises(UserError, match="--only=train_gtp2 is not allowed.*did you mean 'train_gpt2'"):
         bench.main(["gpu", "--only", "train_gtp2", "--json", str(tmp_path / "gpu.json")])
     monkeypatch.chdir(tmp_path)
@@ -137,7 +143,6 @@ def test_the_page_asks_for_rows_that_exist():
 
 def test_configs_of_the_rows_can_be_read():
     """Of real sizes: they are not run here."""
-    from xfresearch.benchmarks.flags import read
     from xfresearch.benchmarks.gpu_rows import REAL, arguments_of
 
     for name in REAL:
@@ -152,3 +157,15 @@ def test_configs_of_the_rows_can_be_read():
             options = bench.parse([str(word) for word in row.command[1:]])
             config = read(options.config[0], options.overrides)
             assert not options.against or config.model.dtype == "float32" and options.against in decode.TRANSFORMERS
+            assert options.json == "{figures}" and config.model.vocab_size == {768: 50_257, 2048: 32_000}[config.model.width]
+
+
+def test_biased_attention_is_beside_rope_and_beside_documents():
+    """Whose random batch has several of them."""
+    options = bench.parse([str(word) for word in gpu.ROWS["update_biased"].command[1:]])
+    first, second = (read(name, options.overrides) for name in options.config[:2])
+    assert {each.model.blocks["main"].attention.position for each in (first, second)} == {"rope"}
+    assert [each.data.packing for each in (first, second)] == ["stream", "documents"]
+    batch = random_batch(second)
+    assert set(batch["segments"][0]) == {1, 2, 3} and batch["positions"][0].max() == 341
+    assert set(random_batch(first)["segments"][0]) == {1} and random_batch(first)["positions"][0].max() == 1023

@@ -15,7 +15,7 @@ def test_the_loop_is_compared_with_its_bare_update(tmp_path, capsys, monkeypatch
     figures = json.loads((tmp_path / "figures.json").read_text())
     row, rounds = figures["row"], figures["rounds"]
     assert len(rounds) == 1 and all(bare > 0 and loop > 0 for bare, loop in rounds) and figures["machine"]
-    assert row["lowest"] <= row["ratio"] <= row["highest"] and row["bare ms"] > 0 and row["loop ms"] > 0
+    assert row["ratio_low"] <= row["ratio"] <= row["ratio_high"] and row["bare ms"] > 0 and row["loop ms"] > 0
     assert capsys.readouterr().out.count("\n") == 2
 
 

@@ -8,8 +8,18 @@ import pytest
 from jax.sharding import AbstractDevice
 
 from tests.tiny_runs import tiny_config
-from xfresearch.kernels import defaults
-from xfresearch.kernels.defaults import LAYERS, LOSS_ROWS, TABLES, VOCABULARY, Setting, choose_default
+from xfresearch.kernels import attention, defaults, grouped_matmul
+from xfresearch.kernels.defaults import (
+    ATTENTION,
+    BY_NAME,
+    EXPERTS,
+    LAYERS,
+    LOSS_ROWS,
+    TABLES,
+    VOCABULARY,
+    Setting,
+    choose_default,
+)
 from xfresearch.planning.formula import abstract_mesh
 from xfresearch.run.resolving import with_vocabulary
 from xfresearch.sharding.mesh import AXES
@@ -51,6 +61,12 @@ def test_every_line_says_where_it_was_measured_or_that_it_was_not():
     assert all(line.where and line.reason and line.measured for line in lines)
     dated = [line for line in lines if re.search(r"20\d\d-\d\d-\d\d", line.measured)]
     assert len(dated) > 5 and defaults.NOT_MEASURED in {line.measured for line in lines}
+
+
+@pytest.mark.parametrize("table, refusals", [(ATTENTION, attention.REFUSALS), (EXPERTS, grouped_matmul.REFUSALS)])
+def test_every_kernel_is_chosen_by_a_line_or_has_a_reason_to_stay(table, refusals):
+    chosen = {line.choice for line in table}
+    assert refusals.keys() - chosen <= {*BY_NAME, "plain"} and not chosen & BY_NAME.keys()
 
 
 def test_a_run_on_a_gpu_has_a_padded_vocabulary_and_unrolled_layers():

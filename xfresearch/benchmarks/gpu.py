@@ -50,15 +50,21 @@ def _update(config: str, *overrides: str, beside: tuple[str, ...] = (), flags: t
     return ("xfresearch.bench", "update", *configs, *given, "--rounds", "10", "--json", "{figures}", *flags)
 
 
+def _decode(config: str, *overrides: str) -> tuple[str, ...]:
+    given = (f"--config.{each}" for each in overrides)
+    return ("xfresearch.bench", "decode", "--config", config, *given, "--rounds", "5", "--json", "{figures}")
+
+
 COMPILED = ("--against", "torch_compile", "--apart")
-SMALL = ("configs/variants.py", "model.width=768", "model.depth=12", "model.blocks.main.attention.heads=12")
+SMALL = ("model.width=768", "model.depth=12", "model.blocks.main.attention.heads=12")
 SMALL += ("sequence_length=1024", "batch_size=16", "model.vocab_size=50304", "model.dtype=bfloat16")
 BIASED = tuple(f"configs/variants.py:{name}" for name in ("alibi", "t5", "relative_key", "adaptive_span", "learned_sink"))
 OTHERS = tuple(f"configs/variants.py:{name}" for name in ("differential", "query_identity_whole", "value_is_key"))
 OTHERS = ("configs/lambda_lm.py", "configs/no_query.py", *OTHERS)
+ROPE, DOCUMENTS = (f"xfresearch/benchmarks/positions.py:{name}" for name in ("rope", "documents"))
 LOOP = ("xfresearch.bench", "loop", *GPT2_FILE, "--config.batch_size=32", "--updates", "20", "--rounds", "3")
 LOOP += ("--json", "{figures}")
-DECODE = ("xfresearch.bench", "decode", *GPT2_FILE, "--rounds", "5", "--json", "{figures}")
+DECODE, BILLION = _decode(GPT2[0], GPT2[2]), _decode(LLAMA[0], *LLAMA[2:])
 PEER = ("--config.model.dtype=float32", "--against", "transformers_static")
 TRAINED = "trains 20 updates, evaluates, generates, saves, is stopped and resumed, and trains in float32"
 ROWS = {
@@ -71,6 +77,9 @@ ROWS = {
     "decode_sampled": Row("the same, batch 64, sampled by the defaults", (*DECODE, "--batch", "64", "--sample"), gpu=True),
     "decode_peer": Row("gpt2 124M, float32, batch 1, beside transformers", (*DECODE, *PEER), gpu=True, seconds=120),
     "decode_peer_64": Row("the same, batch 64", (*DECODE, *PEER, "--batch", "64"), gpu=True, seconds=120),
+    "decode_1b": Row("llama 953M, bfloat16, batch 1", BILLION, gpu=True),
+    "decode_1b_64": Row("the same, batch 64", (*BILLION, "--batch", "64"), gpu=True),
+    "decode_1b_peer": Row("llama 953M, float32, batch 1, beside transformers", (*BILLION, *PEER), gpu=True, seconds=150),
     "train_llama": Row("llama, 2 layers of width 2048: the same", _own("train", "llama")),
     "train_moe": Row("moe, 2 layers: the same", _own("train", "moe")),
     "kernel_tests": Row("the tests of kernels that need a GPU", _own("kernel_tests"), gpu=True, seconds=150),
@@ -83,8 +92,15 @@ ROWS = {
     ),
     "update_moe": Row("moe 0.5B, 32 x 1024", _update("configs/moe.py", "batch_size=32", "model.vocab_size=32000"), gpu=True),
     "update_all_attention": Row("all_attention without dropout, 64 x 512", _update(*SLOTS), gpu=True),
-    "update_biased": Row("biases, spans and sinks beside none", _update(*SMALL, beside=BIASED), gpu=True),
-    "update_variants": Row("other attentions beside softmax's", _update(*SMALL, beside=OTHERS), gpu=True),
+    "update_biased": Row(
+        "biases, spans, sinks and documents beside RoPE",
+        _update(ROPE, *SMALL, beside=(DOCUMENTS, *BIASED)),
+        gpu=True,
+        seconds=120,
+    ),
+    "update_variants": Row(
+        "other attentions beside softmax's", _update("configs/variants.py", *SMALL, beside=OTHERS), gpu=True, seconds=90
+    ),
     "growth": Row("gpt2 124M at lengths of 1,024 to 4,096", _update(*GPT2, flags=("--grow", "length")), gpu=True),
 }
 

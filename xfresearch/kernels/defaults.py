@@ -33,6 +33,14 @@ class Default(NamedTuple):
     measured: str = NOT_MEASURED
 
 
+class Own(NamedTuple):
+    """A kernel of ours."""
+
+    chosen: str  # by what
+    libraries: str  # what libraries have beside it
+    reason: str  # why it stays
+
+
 class Setting(NamedTuple):
     """What the choices depend on that are not kernels."""
 
@@ -181,6 +189,44 @@ BY_HAND = (
         "instead of 6,405",
     ),
 )
+NO_LIBRARY = "none"
+OWN = {
+    "attention: plain": Own(
+        "`auto`, where no line supports the call",
+        "`jax.nn.dot_product_attention`, which is the same on a CPU",
+        "the reference of all tests; slots and sinks in the softmax, shaping, dropout, taps",
+    ),
+    "attention: blocked": Own("`auto` on a CPU", NO_LIBRARY, "skips masked keys, and its backward pass reads saved weights"),
+    "attention: banded": Own(
+        "`auto` with windows",
+        "windows of cuDNN, splash and tokamax",
+        "they have none in float32 on a GPU, and none with dropout, shaping, or both a bias and slots",
+    ),
+    "attention: chunked": Own(
+        "`auto` on a GPU in float32 and float64, with softcaps and for lengths that cuDNN refuses; `ring`",
+        "tokamax in float32",
+        "tokamax has no slots and sinks, and its tests have not run on a GPU",
+    ),
+    "attention: ring": Own("its name, with `mesh.context`", NO_LIBRARY, "the only one that does not gather the keys"),
+    "attention: merged": Own(
+        "slots and sinks in `cudnn`, `splash`, `chunked` and `ring`",
+        NO_LIBRARY,
+        "libraries return the logarithm of a part's sum without a gradient",
+    ),
+    "attention to slots alone": Own("the mixer `slots`", NO_LIBRARY, "holds no matrix of all weights"),
+    "experts: blocked": Own(
+        "`auto` on a CPU; its name elsewhere",
+        "`jax.lax.ragged_dot`",
+        "`ragged_dot` multiplies every row by every expert on a CPU. On a GPU it was faster with 8; more were not measured",
+    ),
+    "cross-entropy": Own("always", "optax", "optax needs the logits of all tokens at once; shards of the vocabulary"),
+    "lambda layers": Own("the mixer `lambda`", NO_LIBRARY, "linear in the length, exact for any growth of keys"),
+    "top-p": Own("sampling", "`jax.lax.sort`", "5 ms instead of 190 for 16 rows of 50,257 on two cores of a CPU"),
+}
+BY_NAME = {  # kernels that no line of a table chooses, and why they stay
+    "ring": "the other kernels gather keys and values, which takes less time where they fit",
+    "tokamax": TOKAMAX,
+}
 TABLES = {
     "training.layers": LAYERS,
     "training.loss_rows": LOSS_ROWS,

@@ -9,18 +9,23 @@ import numpy as np
 
 from xfresearch.run.config import Config
 
+DOCUMENTS = 3  # of a sequence of random tokens
 UPDATES = 10  # of a turn
 TURNS, MOST_TURNS = 3, 9  # the fewest and the most turns of each of two configs
 AGREE = 1.03  # the most that the second fastest turn may take, relative to the fastest one
 
 
 def random_batch(config: Config) -> dict[str, np.ndarray]:
-    """A batch of random tokens, with the shapes and types of a run's batches. No data are read."""
+    """A batch of random tokens, with the shapes and types of a run's batches. No data are read. With packed documents a
+    sequence has DOCUMENTS of equal length."""
     from xfresearch.training.program import BATCH
 
     B, L = config.batch_size, config.sequence_length
     text_BL = np.random.default_rng(config.seed).integers(config.model.vocab_size, size=(B, L + 1))
-    values = {"tokens": text_BL[:, :-1], "targets": text_BL[:, 1:], "positions": np.broadcast_to(np.arange(L), (B, L))}
+    documents = DOCUMENTS if config.data.packing == "documents" else 1
+    document_L, position_L = np.divmod(np.arange(L), -(-L // documents))
+    values = {"tokens": text_BL[:, :-1], "targets": text_BL[:, 1:], "positions": np.broadcast_to(position_L, (B, L))}
+    values["segments"] = np.broadcast_to(1 + document_L, (B, L))
     return {name: values.get(name, np.ones((B, L))).astype(dtype) for name, dtype in BATCH.items()}
 
 
@@ -81,11 +86,11 @@ class Timer:
         return self._update.lower(self._state, self._batch).compile()  # jax.jit keeps it for the calls
 
 def timed_rounds(timers: Sequence[Callable[[], float]], rounds: int) -> np.ndarray:
-    """Seconds and page faults of every call, an array [2, timers, rounds]. Every round calls each timer once, every other
-    round in reverse: what ran before may make a call slower."""
+    """Seconds and page faults of every call, an array [2, timers, rounds]. Every round calls each timer once and begins with
+    the next one: what ran before may make a call slower, and a timer that ran just before may be faster."""
     measured = np.zeros((2, len(timers), rounds))
     for number in range(rounds):
-        for i in range(len(timers))[:: -1 if number % 2 else 1]:
+        for i in np.roll(range(len(timers)), -number):
             before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
             measured[0, i, number] = timers[i]()
             measured[1, i, number] = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
