@@ -9,6 +9,7 @@ With --runs it trains nothing, and writes the report of xfresearch.compare on ex
 
 import os
 
+from xfresearch.config import shipped
 from xfresearch.runtime import command
 from xfresearch.runtime.errors import UserError
 
@@ -35,6 +36,7 @@ def main(arguments: list[str]) -> None:
         return _report_again(options, overrides)
     if not options.config:
         raise UserError("--config FILE or --runs RUN RUN ... is required (see --help)")
+    shipped.require(options.config)
     from xfresearch.runtime.files import check_output, write_json
     from xfresearch.studies import conducting, design, report, running
     from xfresearch.studies.cells import cells, jobs
