@@ -1,4 +1,4 @@
-"""Update rules with the numbers of a config, for tests that need no run."""
+"""Update rules and gradients with the numbers of a config, for tests that need no run."""
 
 import jax.numpy as jnp
 import optax
@@ -6,7 +6,8 @@ import optax
 from xfresearch.config.options import OptimizerConfig
 from xfresearch.run.config import Config
 from xfresearch.training.hyper import hyper_of
-from xfresearch.training.optimizer import update_rule
+from xfresearch.training.optimizer import trainable, update_rule
+from xfresearch.training.step import make_gradients, totals_of
 
 
 def rule_of(config: OptimizerConfig, steps: int, axes: dict) -> optax.GradientTransformation:
@@ -18,3 +19,9 @@ def rule_of(config: OptimizerConfig, steps: int, axes: dict) -> optax.GradientTr
         return updates, (state[0] + 1, of_rule)
 
     return optax.GradientTransformation(lambda params: (jnp.int32(0), rule.init(params)), update)
+
+
+def gradients(config: Config, params: dict, batch: dict, key) -> tuple[dict, dict]:
+    """The gradients of a batch, and its metrics."""
+    (_, metrics), grads = make_gradients(config)(*trainable(config.optimizer, params), batch, key, totals_of(batch))
+    return grads, metrics

@@ -16,7 +16,7 @@ from jax.sharding import AxisType
 from tests.blocks import block
 from tests.simulated import results_on_devices
 from tests.tolerances import TOLERANCE, relative_error
-from tests.training.rules import rule_of
+from tests.training.rules import gradients, rule_of
 from tests.training.test_step import make_batch, make_config
 from xfresearch.config.options import OptimizerConfig
 from xfresearch.models import transformer
@@ -28,7 +28,6 @@ from xfresearch.sharding.partition import batch_sharding, state_shardings
 from xfresearch.training.hyper import hyper_of, without_hyper
 from xfresearch.training.optimizer import SCALINGS
 from xfresearch.training.program import Program
-from xfresearch.training.step import gradients
 
 ROOT = Path(__file__).parent.parent.parent
 NAMES = {"router_load", "router_mass", "router_entropy", "router_margin", "router_drops"}

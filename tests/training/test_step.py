@@ -12,13 +12,14 @@ from hypothesis import strategies as st
 
 from tests.blocks import block as make_block
 from tests.tolerances import TOLERANCE, relative_error
+from tests.training.rules import gradients
 from xfresearch.config.options import DataConfig, LogConfig, OptimizerConfig, TrainingConfig
 from xfresearch.models.model_config import ModelConfig
 from xfresearch.run.config import Config
 from xfresearch.run.resolving import resolve
 from xfresearch.training.hyper import hyper_of
 from xfresearch.training.program import Program
-from xfresearch.training.step import gradients, init_params
+from xfresearch.training.step import init_params
 
 MOE = make_block(
     feed_forward={"kind": "moe", "hidden": 16, "moe": {"experts": 4, "z_loss": 0.1, "balance_loss": 0.5}}

@@ -59,7 +59,7 @@ class Block(nnx.Module):
                 setattr(self, f"{branch.name}_norm_{at}", norm)
 
     def __call__(self, stream: Stream, ctx: Context, cache: dict | None = None):
-        """The stream after the block, the caches of its sublayers by name, and auxiliary losses and statistics."""
+        """The stream after the block, the caches of its sublayers by name, and the additional outputs."""
         block_BLD = read_BLD = None
         caches, aux = {}, Aux()
         for branch in self.layout.branches:
@@ -82,7 +82,7 @@ class Block(nnx.Module):
             stream = stream._replace(x_BLD=ctx.shard(stream.x_BLD, "BLD"))
             stream = connection.put(stream, inner.tap("residual", stream.x_BLD))
             aux |= new_aux
-        return stream, caches, aux
+        return stream, caches, aux._replace(captures=ctx.taps.leaving() if ctx.taps else {})
 
     def connection(self, branch: Branch) -> dict:
         """The parameters of a sublayer's connection, by name."""

@@ -18,6 +18,7 @@ class Aux(NamedTuple):
     losses: dict = {}  # {name: [B]}, added to the loss
     statistics: dict = {}  # {name: [B, ...]}, for metrics only
     carried: dict = {}  # new values of the stream by name (stream.py), for the sublayers and layers after this one
+    captures: dict = {}  # of a whole layer: what its taps record, {site: value}
 
     def __or__(self, other: "Aux") -> "Aux":
         return Aux(*(mine | theirs for mine, theirs in zip(self, other, strict=True)))

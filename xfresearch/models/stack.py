@@ -5,6 +5,7 @@ It is separate from the language model (transformer.py), so that a model can hav
 
 from collections import Counter
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal, NamedTuple
 
 import jax
@@ -265,20 +266,19 @@ def scan(stack: StackConfig, blocks, stream: Stream, ctx: Context, caches, remat
     for segment in layers.segment_stacks(stack):
         stacked = {place.name: blocks[place.name] for place in segment}
         cached = {place.name: caches[place.name] for place in segment} if caches else None
-        sites = {}  # in the order of computation, which a dict that leaves the scan loses
+        sites = {}  # in the order of computation, which a dict loses when it leaves the scan
 
         def body(stream, xs, segment=segment, first=first, sites=sites):
             blocks, caches, repeat = xs
             new_caches, losses, statistics, captures = {}, {}, {}, {}
             for i, place in enumerate(segment):
-                found = taps.layer(place.name, repeat)
-                layer_ctx = ctx.layer(first + repeat * len(segment) + i, place.block, found)
+                of_layer = taps.layer(place.name, repeat)
+                layer_ctx = ctx.layer(first + repeat * len(segment) + i, place.block, of_layer)
                 block = constrain_parameters(ctx.mesh, blocks[place.name], f"blocks/{place.name}")
                 stream, new_caches[place.name], aux = block(stream, layer_ctx, caches and caches[place.name])
                 losses = add_losses(losses, aux.losses)
                 statistics[place.name] = aux.statistics
-                captures[place.name] = taps.leaving(found.values)
-                sites[place.name] = list(captures[place.name])
+                captures[place.name], sites[place.name] = aux.captures, of_layer.sites
             return stream, (new_caches if caches else None, losses, statistics, captures)
 
         repeats = segment[0].repeats
@@ -287,7 +287,7 @@ def scan(stack: StackConfig, blocks, stream: Stream, ctx: Context, caches, remat
         segment_caches, losses_R, segment_statistics, values = outputs
         losses = add_losses(losses, {name: value.sum(0) for name, value in losses_R.items()})
         statistics |= segment_statistics
-        captures |= {name: {site: values[name][site] for site in found} for name, found in sites.items()}
+        captures |= {name: {site: values[name][site] for site in order} for name, order in sites.items()}
         new_caches |= segment_caches or {}
         first += repeats * len(segment)
     return stream, Pass(new_caches if caches else None, losses, statistics, captures)
@@ -307,19 +307,13 @@ def unroll(
     new_caches = {place.name: [] for place in all_stacks}
     losses, sites = {}, {}
     for layer in layers.layers(stack):
-
-        def call(block, stream, cache, layer=layer):
-            block = constrain_parameters(ctx.mesh, block, f"blocks/{layer.stack}")
-            found = taps.layer(layer.stack, layer.index)
-            stream, cache, aux = block(stream, ctx.layer(layer.number, layer.block, found), cache)
-            values = taps.leaving(found.values)
-            sites[layer.stack] = list(values)
-            return stream, cache, aux, values
-
-        cache = caches and caches[layer.stack][layer.index]
-        stream, cache, aux, values = remat(call)(single[layer.stack][layer.index], stream, cache)
+        of_layer = taps.layer(layer.stack, layer.index)
+        call = partial(Block.__call__, ctx=ctx.layer(layer.number, layer.block, of_layer))
+        block = constrain_parameters(ctx.mesh, single[layer.stack][layer.index], f"blocks/{layer.stack}")
+        stream, cache, aux = remat(call)(block, stream, cache=caches and caches[layer.stack][layer.index])
+        sites[layer.stack] = of_layer.sites
         new_caches[layer.stack].append(cache)
-        of_layers[layer.stack].append((aux.statistics, values))
+        of_layers[layer.stack].append((aux.statistics, aux.captures))
         losses = add_losses(losses, aux.losses)
     stacked = {name: layers.stack(trees) for name, trees in of_layers.items()}
     return stream, Pass(

@@ -66,13 +66,16 @@ def put(x, value):
 class Taps:
     """Records and changes the values of one layer, or those outside of the blocks. It is made and read in one trace.
 
-    record: sites. patches: {site: patches, applied in order}. values: {site: recorded value}, in the order of computation.
+    record: sites. patches: {site: patches, applied in order}. summary: that of the Request. values: {site: recorded value},
+    in the order of computation. sites: the names of what has left, in this order.
     """
 
-    def __init__(self, record: Container[str] = (), patches: Mapping | None = None):
+    def __init__(self, record: Container[str] = (), patches: Mapping | None = None, summary: Callable | None = None):
         self.record = record
         self.patches = patches or {}
+        self.summary = summary
         self.values: dict = {}
+        self.sites: list[str] = []
 
     def wants(self, site: str) -> bool:
         """Whether the value of the site is recorded or changed. If not, the layer need not compute it."""
@@ -84,6 +87,12 @@ class Taps:
         if site in self.record:
             self.values[site] = value
         return value
+
+    def leaving(self) -> dict:
+        """What leaves the layer: its recorded values, or their summary."""
+        values = self.summary(self.values) if self.summary else self.values
+        self.sites = list(values)
+        return values
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["patch", "slots_R"], meta_fields=[])
@@ -127,11 +136,8 @@ class Request:
     def layer(self, stack: str, index) -> Taps:
         """The taps of layer `index` of a stack."""
         patches = self.patches.get(stack, {})
-        return Taps(self._sites(stack), {site: [each.at(index) for each in found] for site, found in patches.items()})
-
-    def leaving(self, values: dict) -> dict:
-        """What leaves a layer: its recorded values, or their summary."""
-        return self.summary(values) if self.summary else values
+        of_layer = {site: [each.at(index) for each in stacked] for site, stacked in patches.items()}
+        return Taps(self._sites(stack), of_layer, self.summary)
 
     def _sites(self, stack: str) -> Container[str]:
         return EVERYTHING if self.record is EVERYTHING else {site for name, site in self.record if name == stack}

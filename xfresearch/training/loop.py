@@ -135,11 +135,6 @@ class Run:
         if past:  # `train` called as a library function records no starts
             self.clock.restore(unproductive_time(past, meta.get("saved_at", past[0]["seconds"])))
 
-    def compile(self):
-        """The training step, compiled for the shapes of this run."""
-        with self.clock.measure("compile"), stage("compiling the update"):
-            return alone_at_first(self.program.compiled_update)
-
     def _local_rows(self, batch_size: int) -> np.ndarray:
         """The rows of a batch that this process reads."""
         return local_rows(self.batch_sharding, (batch_size, self.config.sequence_length))
@@ -319,7 +314,10 @@ def train(
     callbacks = default_callbacks(config) if callbacks is None else callbacks
     with clock.measure("start"):
         run = Run(config, workdir, tokenizer, clock, fork, panel, callbacks, config_files)
-        step_function = run.compile() if run.start < config.steps else None
+        step_function = None
+        if run.start < config.steps:
+            with clock.measure("compile"), stage("compiling the update"):
+                step_function = alone_at_first(run.program.compiled_update)
         # Only now: a config with a mistake must not become the config of the directory.
         distributed.run_on_first(lambda: write_config(run.workdir, config, tokenizer), "writing the config")
         if run.lineage:

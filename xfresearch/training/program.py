@@ -27,7 +27,15 @@ from xfresearch.training.hyper import hyper_of, learning_rate, without_hyper
 from xfresearch.training.kernel_choices import layers_choice
 from xfresearch.training.optimizer import require_trainable, trainable, update_rule
 from xfresearch.training.routing import router_metrics
-from xfresearch.training.step import all_finite, gradients, init_params, layer_norms, tokens_in, within_bounds
+from xfresearch.training.step import (
+    all_finite,
+    init_params,
+    layer_norms,
+    make_gradients,
+    tokens_in,
+    totals_of,
+    within_bounds,
+)
 
 BATCH = {"tokens": "int32", "targets": "int32", "segments": "int32", "positions": "int32", "weights": "float32"}
 
@@ -42,6 +50,7 @@ class Program:
         require_trainable(config.optimizer, axes)
         self.trained_axes = trainable(config.optimizer, axes)[0]
         self.rule = update_rule(config.optimizer, self.trained_axes)
+        self.gradients = make_gradients(config, mesh)
 
     def init(self, hyper: dict) -> dict:
         """The state before the first update, with new parameters; every leaf is an array."""
@@ -57,9 +66,10 @@ class Program:
         """(the next state, metrics of this update). Metrics that are dicts have values by layer."""
         config, step, hyper = self.config, state["step"], state["hyper"]
         key = jax.random.fold_in(jax.random.fold_in(jax.random.key(hyper["seed"]), 1), step)
-        grads, metrics = gradients(config, state["params"], batch, key, self.mesh)
-        norm = optax.tree.norm(grads)
+        key = key if config.model.random else None
         trained, frozen = trainable(config.optimizer, state["params"])
+        (_, metrics), grads = self.gradients(trained, frozen, batch, key, totals_of(batch))
+        norm = optax.tree.norm(grads)
         updates, opt = self.rule.update(grads, state["opt"], trained, step=step, hyper=hyper)
         statistics = metrics.pop("statistics")
         trained = within_bounds(optax.apply_updates(trained, updates), self.trained_axes)
@@ -86,7 +96,7 @@ class Program:
 
     @cached_property
     def evaluate(self) -> Callable:
-        """The jitted evaluator of a batch (evaluation.py)."""
+        """The jitted evaluator of a batch (evaluation/losses.py)."""
         mode = layers_choice(self.config, self.mesh).name
         return make_evaluator(self.config.model, mode, self.config.training.loss_rows, self.mesh)
 

@@ -6,6 +6,7 @@ microbatches add up to that of the whole batch, however unequal their token coun
 """
 
 from collections.abc import Callable
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +17,6 @@ from xfresearch.models.context import Context
 from xfresearch.run.config import Config
 from xfresearch.runtime.trees import by_path, join
 from xfresearch.training.kernel_choices import execution, layers_choice
-from xfresearch.training.optimizer import trainable
 
 
 def init_params(config: Config, seed) -> dict:
@@ -25,12 +25,13 @@ def init_params(config: Config, seed) -> dict:
 
 
 def make_loss(config: Config, mesh=None) -> Callable:
-    """loss(params, batch, key, totals) -> (scalar, metrics). `totals`: weights and tokens of the whole update."""
+    """loss(trained, frozen, batch, key, totals) -> (scalar, metrics) of the parameters, of which some are trained and the
+    others frozen. `totals` are those of the whole update."""
     layers = layers_choice(config, mesh).name
     training = config.training
 
-    def loss(params, batch, key, totals):
-        model = transformer.bind(config.model, params)
+    def loss(trained, frozen, batch, key, totals):
+        model = transformer.bind(config.model, join(trained, frozen))
         # A stream counts as one document without padding: attention needs no segment mask.
         segments = None if config.data.packing == "stream" else batch["segments"]
         ctx = Context(batch["positions"], segments, key, mesh=mesh, execution=execution(training))
@@ -57,36 +58,32 @@ def tokens_in(batch: dict):
     return jnp.maximum((batch["segments"] > 0).sum(), 1)
 
 
-def gradients(config: Config, params, batch: dict, key, mesh=None):
-    """Gradient of the loss over a whole batch by the trained parameters, in `training.accumulate` microbatches, and the
-    metrics.
+def totals_of(batch: dict) -> dict:
+    """What the loss of a batch divides by: the sum of its weights, and its tokens."""
+    return {"weights": jnp.maximum(batch["weights"].sum(), 1), "tokens": tokens_in(batch)}
 
-    The metrics include the model's `statistics`, summed over the batch.
-    """
-    totals = {
-        "weights": jnp.maximum(batch["weights"].sum(), 1),
-        "tokens": tokens_in(batch),
-    }
-    key = key if config.model.random else None
-    loss = make_loss(config, mesh)
-    trained, frozen = trainable(config.optimizer, params)
-    value_and_grad = jax.value_and_grad(lambda trained, *rest: loss(join(trained, frozen), *rest), has_aux=True)
+
+def make_gradients(config: Config, mesh=None) -> Callable:
+    """f(trained, frozen, batch, key, totals) -> ((loss, metrics), gradients of the trained parameters), of a whole batch in
+    `training.accumulate` microbatches. The metrics include the model's `statistics`, summed over the batch."""
+    value_and_grad = jax.value_and_grad(make_loss(config, mesh), has_aux=True)
     parts = config.training.accumulate
-    if parts == 1:
-        (_, metrics), grads = value_and_grad(trained, batch, key, totals)
-        return grads, metrics
+    return value_and_grad if parts == 1 else partial(accumulated, value_and_grad, parts)
+
+
+def accumulated(value_and_grad: Callable, parts: int, trained, frozen, batch: dict, key, totals: dict):
+    """The sums of `value_and_grad` over the microbatches of a batch."""
 
     def add(sums, xs):
         part, index = xs
         at = None if key is None else jax.random.fold_in(key, index)
-        (_, metrics), grads = value_and_grad(trained, part, at, totals)
-        return jax.tree.map(jnp.add, sums, (grads, metrics)), None
+        return jax.tree.map(jnp.add, sums, value_and_grad(trained, frozen, part, at, totals)), None
 
     # Microbatch i takes rows i, i + parts, ...: so every device that has rows of the batch has rows of each microbatch.
     micro = jax.tree.map(lambda x: x.reshape(-1, parts, *x.shape[1:]).swapaxes(0, 1), batch)
     first = jax.tree.map(lambda x: x[0], micro)
-    shapes = jax.eval_shape(lambda: value_and_grad(trained, first, key, totals))
-    zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), (shapes[1], shapes[0][1]))
+    shapes = jax.eval_shape(value_and_grad, trained, frozen, first, key, totals)
+    zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
     return jax.lax.scan(add, zeros, (micro, jnp.arange(parts)))[0]
 
 

@@ -1,0 +1,35 @@
+"""The way from the command `train` to a matrix product is short, and the README names its functions."""
+
+import re
+import traceback
+from pathlib import Path
+
+import pytest
+
+from tests.tiny_runs import ROOT
+from xfresearch import train
+from xfresearch.models import linear
+
+MOST = 11
+PACKAGE = Path(train.__file__).parent
+
+
+class Traced(Exception):
+    """A product of a feed-forward layer is traced."""
+
+
+def test_the_way_to_a_product_is_that_of_the_readme(tmp_path, monkeypatch):
+    way = []
+
+    def matrix(self):
+        frames = [frame for frame in traceback.extract_stack()[:-1] if frame.filename.startswith(str(PACKAGE))]
+        way[:] = [f"{Path(frame.filename).relative_to(PACKAGE)}: {frame.name}" for frame in frames]
+        if any("feed_forwards" in each for each in way):
+            raise Traced
+        return self.kernel[...]
+
+    monkeypatch.setattr(linear.Linear, "matrix", matrix)
+    with pytest.raises(Traced):
+        train.main(["--config", "brody_majority:tiny", "--workdir", f"{tmp_path}/a"])
+    named = re.findall(r"`([\w/]+\.py: \w+)`", (ROOT / "README.md").read_text())
+    assert way == named and len(way) <= MOST
