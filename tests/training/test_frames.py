@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 
+import xfresearch
 from tests.tiny_runs import ROOT
-from xfresearch import train
 from xfresearch.models import linear
+from xfresearch.train import main
 
 MOST = 11
-PACKAGE = Path(train.__file__).parent
+PACKAGE = Path(xfresearch.__file__).parent
 
 
 class Traced(Exception):
@@ -30,6 +31,6 @@ def test_the_way_to_a_product_is_that_of_the_readme(tmp_path, monkeypatch):
 
     monkeypatch.setattr(linear.Linear, "matrix", matrix)
     with pytest.raises(Traced):
-        train.main(["--config", "brody_majority:tiny", "--workdir", f"{tmp_path}/a"])
+        main(["--config", "brody_majority:tiny", "--workdir", f"{tmp_path}/a"])
     named = re.findall(r"`([\w/]+\.py: \w+)`", (ROOT / "README.md").read_text())
     assert way == named and len(way) <= MOST
