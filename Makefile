@@ -12,6 +12,7 @@
 # make plans      compiles the named plans for TPUs; hours on two cores, continues after an interruption
 # make studies    runs what is missing of the studies of docs/questions; from nothing 24 hours on two cores, continues after an interruption
 # make docs       regenerates the generated parts of docs/ from the code and docs/data/
+# make notebooks  executes the notebooks of docs/notebooks and keeps their outputs
 # make site       builds the documentation as a static site, site/html, with search and the reference of the Python API
 PYTHON ?= python3
 VENV := .venv
@@ -25,7 +26,7 @@ NEWEST_TESTS := tests/kernels tests/contracts/test_reference.py tests/contracts/
 	tests/training/test_stopping.py tests/models/test_dispatch.py tests/planning/test_collectives.py \
 	tests/planning/test_work.py tests/runtime/test_hardware.py
 
-.PHONY: train test newest long gpu mutations parity eval wheel lock libtpu plans studies docs site clean
+.PHONY: train test newest long gpu mutations parity eval wheel lock libtpu plans studies docs notebooks site clean
 
 train: $(VENV)/.ready
 	$(BIN)/python -m xfresearch.train --config configs/quickstart.py --workdir runs/quickstart
@@ -38,7 +39,7 @@ newest: $(NEWEST)/.ready
 	@$(NEWEST)/bin/python -c "import platform, jax; print('newest JAX:', jax.__version__, 'on Python', platform.python_version())"
 	$(NEWEST)/bin/python -m pytest -n auto --dist loadfile $(NEWEST_TESTS)
 
-long: $(VENV)/.ready-test
+long: $(VENV)/.ready-long
 	$(BIN)/python -m pytest -n auto --dist loadgroup -m long
 
 gpu:
@@ -97,6 +98,10 @@ $(VENV)/.ready-wheel: requirements-test.txt $(VENV)/.ready-test
 	$(BIN)/python -m pip install --quiet "twine>=6,<7"
 	touch $@
 
+$(VENV)/.ready-long: requirements-docs.txt requirements-notebook.txt $(VENV)/.ready-test
+	$(BIN)/python -m pip install --quiet --no-compile -r requirements-docs.txt -r requirements-notebook.txt
+	touch $@
+
 $(VENV)/.ready-eval: requirements-eval.txt $(VENV)/.ready-test
 	$(BIN)/python -m pip install --quiet -r requirements-eval.txt
 	touch $@
@@ -128,3 +133,6 @@ site: $(DOCS)/.ready
 	$(DOCS)/bin/python -m docs.site
 	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/python -m mkdocs build --quiet --strict --config-file site/mkdocs.yml
 	@echo "site/html/index.html (with search: $(DOCS)/bin/python -m http.server -d site/html)"
+
+notebooks: $(VENV)/.ready-long
+	$(BIN)/python -m docs.notebooks

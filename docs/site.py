@@ -17,7 +17,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 DOCS, SITE = ROOT / "docs", ROOT / "site"
 START = "start.md"  # README.md
-SHOWN = (".md", ".svg", ".png", ".ipynb")  # of docs/
+SHOWN = (".md", ".svg", ".png")  # of docs/; notebooks are shown by the repository
 LINK = re.compile(r"(!?)\[([^\]]*)\]\((?!https?:|#)([^)#\s]+)(#[^)\s]*)?\)")
 SECTION = re.compile(r"^## (.*)$", re.M)
 ROW = re.compile(r"^\| \[([^\]]+)\]\(([^)]+\.md)\)", re.M)

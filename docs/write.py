@@ -13,11 +13,11 @@ from xfresearch.run.describing import describe
 from xfresearch.runtime.command import run
 
 HERE = Path(__file__).parent
-KEYS = "## Every key\n\n"
+KEYS = "# Every key\n\nHow keys are set, and what \"used only with\" says: [configuration](../../configuration.md).\n\n"
 SITE = re.compile(r"norms\.(\w+)\.")
 NUMBERED = re.compile(r"\.feed_forward_\d\.")
 DEFAULTS = "## Defaults\n\n"
-TABLE = "## The table\n\n"
+TABLE = "# Every variant\n\nEach is a `--config`; [variants](../../variants.md) says how to use it.\n\n"
 PLANS = "## The plans\n\n"
 SHARED = """## Runs that studies share
 
@@ -70,9 +70,9 @@ def _before(page: str, section: str) -> str:
     return (HERE / page).read_text().partition(section.splitlines()[0] + "\n")[0]
 
 
-def configuration() -> str:
-    """docs/configuration.md with the table of keys that the code has now."""
-    return _before("configuration.md", KEYS) + KEYS + _folded(describe())
+def keys() -> str:
+    """docs/data/tables/keys.md: the keys that the code has now."""
+    return KEYS + _folded(describe())
 
 
 def _folded(table: str) -> str:
@@ -107,11 +107,11 @@ def kernels() -> str:
 
 
 def variants() -> str:
-    """docs/variants.md with the table of all variants."""
+    """docs/data/tables/variants.md: all variants with their costs."""
     titles = ["config", "description", "parameters", "FLOPs per token", "cache bytes per token", "source"]
     lines = [" | ".join(titles), "|".join(["---"] * len(titles)), *map(_row, variant_names())]
     table = "".join(f"| {line} |\n" for line in lines)
-    return _before("variants.md", TABLE) + TABLE + table
+    return TABLE + table
 
 
 def of_studies() -> str:
@@ -336,10 +336,8 @@ def performance() -> str:
 
 
 PAGES = {
-    "configuration.md": configuration,
     "performance.md": performance,
     "kernels.md": kernels,
-    "variants.md": variants,
     "scale.md": scale,
     "studies.md": of_studies,
     "surgery.md": surgery,
@@ -347,7 +345,8 @@ PAGES = {
     "questions/where_is_a_fact.md": where_is_a_fact,
 }
 # Tables that pages link to, and that are too long to be read with them.
-PAGES |= {"data/tables/conversions.md": outcomes, "data/tables/plans.md": every_plan, "data/tables/analyses.md": applies}
+PAGES |= {"data/tables/keys.md": keys, "data/tables/variants.md": variants, "data/tables/conversions.md": outcomes}
+PAGES |= {"data/tables/plans.md": every_plan, "data/tables/analyses.md": applies}
 PAGES |= {f"questions/{page}.md": partial(question, page) for page in studies.ANSWERS}
 PAGES |= {"questions/answers.svg": studies.answers}
 PAGES |= {f"questions/{name}.svg": partial(studies.picture, name) for name in studies.pictures()}

@@ -75,7 +75,7 @@ def test_the_examples_pass_the_checks_of_the_page(tree):
     passed = re.findall(r"^tests/contracts/test_(\w+).py::\w+\[(\S+)\] PASSED", "\n".join(outputs), re.M)
     for name, contracts in CONTRACTS.items():
         assert {contract for contract, case in passed if name in case} == contracts
-    assert "`'moving_average'`" in (tree / "docs" / "configuration.md").read_text()
+    assert "`'moving_average'`" in (tree / "docs" / "data" / "tables" / "keys.md").read_text()
 
 
 @pytest.mark.long

@@ -186,5 +186,5 @@ def test_the_table_of_variants_has_every_variant():
 
     names = write.variant_names()
     assert len(names) == len(set(names)) == len(VARIANTS) + 1 + sum(name.endswith(":3m") for name in names)
-    text = (ROOT / "docs" / "variants.md").read_text()
+    text = (ROOT / "docs" / "data" / "tables" / "variants.md").read_text()
     assert [name for name in names if f"| `{name.removeprefix('configs/')}` |" not in text] == []

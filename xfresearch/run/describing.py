@@ -1,4 +1,4 @@
-"""Makes the Markdown table of all options in docs/configuration.md (`make docs` writes it)."""
+"""Makes the Markdown table of all options in docs/data/tables/keys.md (`make docs` writes it)."""
 
 import dataclasses
 import typing
