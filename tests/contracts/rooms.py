@@ -1,22 +1,28 @@
-"""Every room, as a function of a language model: each gives a result, or refuses in one line (contract 9).
-
-test_conversions.py has the conversions.
-"""
+"""Every room, as a function of a language model: each gives a result, or refuses in one line (contract 9)."""
 
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 
-from tests.editing.words import WordTokenizer
-from xfresearch import LanguageModel, editing
+from tests.contracts.variants import ALL, random_params
+from tests.editing.words import OBJECTS, WORDS, WordTokenizer
+from tests.tiny_runs import tiny_config
+from xfresearch import LanguageModel
 from xfresearch.analysis.coefficients import places
 from xfresearch.analysis.registry import ANALYSES
 from xfresearch.data.facts import Fact
 from xfresearch.data.records import Record
+from xfresearch.editing import METHODS
+from xfresearch.editing.optimise import Settings
 from xfresearch.models.words import model_line
 from xfresearch.pages.drawing import draw_block
+from xfresearch.surgery.network import assemble, take_apart
+from xfresearch.surgery.registry import CONVERSIONS
 
 TOKENS_NL = np.random.default_rng(3).integers(14, size=(2, 8))
 OTHER_NL = (TOKENS_NL + 1) % 14
@@ -28,6 +34,14 @@ OF_ANALYSIS = {  # data, and arguments that make it short
     "features": (TOKENS_NL, {"sizes": (8,), "k": 4, "steps": 1, "training": TOKENS_NL}),
     "tuned_lens": (TOKENS_NL, {"steps": 1, "training": TOKENS_NL}),
 }
+OF_CONVERSION = {"widen": {"hidden": 64}, "pool_groups": {"kv_heads": 1}}  # options that have no default
+
+
+def model_of(name: str) -> LanguageModel:
+    """A variant with random parameters, and a tokenizer of its vocabulary or less."""
+    config = ALL[name]
+    run = replace(tiny_config("gpt2"), model=config)
+    return LanguageModel(config, random_params(config, seed=5), WordTokenizer(), run)
 
 
 def analysed(lm: LanguageModel, name: str) -> None:
@@ -39,6 +53,25 @@ def analysed(lm: LanguageModel, name: str) -> None:
         analysis.run(lm, data, **few).figures()
 
 
+def traced(lm: LanguageModel) -> None:
+    """A trace of a fact that the model is taken to know: only predicted objects are traced."""
+    known = mock.Mock(side_effect=lambda model, params, tokens, last: np.full(len(last), WORDS.index(OBJECTS[0])))
+    with mock.patch.object(import_module("xfresearch.analysis.trace"), "_likeliest", known):
+        analysed(lm, "trace")
+
+
+def edited(lm: LanguageModel, name: str) -> None:
+    """An edit at the first memory, if there is one. What the model writes itself is no text of words, so the prefixes are
+    given."""
+    first = places(lm.config)[:1]
+    at = {"places": first} if name == "memit" else {"place": "".join(first)}
+    if name.endswith("finetune"):
+        METHODS[name](lm, [REQUEST], **at, steps=1)
+    else:
+        with mock.patch.object(import_module(f"xfresearch.editing.{name}"), "prefixes_of", lambda lm, seed: ["", "Bea. "]):
+            METHODS[name](lm, [REQUEST], **at, settings=Settings(steps=2), tokens=64)
+
+
 def captured(lm: LanguageModel) -> None:
     lm.capture(TOKENS_NL, ["blocks.*.hook_*", "blocks.*"])
 
@@ -48,31 +81,28 @@ def exported(lm: LanguageModel) -> None:
         lm.export_hf(Path(folder) / "out")
 
 
-def at_first_memory(lm: LanguageModel, argument: str) -> dict:
-    """The argument of an edit that chooses the first memory; {} for a model without one."""
-    found = places(lm.config)
-    return {argument: list(found[:1]) if argument == "places" else found[0]} if found else {}
-
-
 def drawn(lm: LanguageModel) -> None:
     model_line(lm.config)
     for block in lm.config.blocks.values():
         draw_block(block)
 
 
-ROOMS: dict[str, Callable] = {
+def converted(lm: LanguageModel, name: str, **options) -> None:
+    """The parameters of a converted model. Whether it computes the same function is tested in tests/surgery/."""
+    assemble(CONVERSIONS[name](take_apart(lm.config, lm.params), **options), "float32")
+
+
+ROOMS: dict[str, Callable[[LanguageModel], object]] = {
     "capture": captured,
+    "generate": lambda lm: lm.generate([1, 2, 3], max_new_tokens=2),
     "export": exported,
     "drawing": drawn,
-    "generate": lambda lm: lm.generate([1, 2, 3], max_new_tokens=2),
-    "rome": lambda lm: editing.rome(lm, [REQUEST], **at_first_memory(lm, "place")),
-    "memit": lambda lm: editing.memit(lm, [REQUEST], **at_first_memory(lm, "places")),
-    "finetune": lambda lm: editing.finetune(lm, [REQUEST], steps=1, **at_first_memory(lm, "place")),
+    **{f"analyze {name}": lambda lm, name=name: analysed(lm, name) for name in ANALYSES},
+    "analyze trace": traced,
+    **{f"edit {name}": lambda lm, name=name: edited(lm, name) for name in METHODS},
 }
-ROOMS |= {f"analyze {name}": lambda lm, name=name: analysed(lm, name) for name in ANALYSES}
-
-
-def with_words(lm: LanguageModel) -> LanguageModel:
-    """The model with a tokenizer of its vocabulary or less."""
-    lm.tokenizer = WordTokenizer()
-    return lm
+ROOMS |= {
+    f"convert {name}": lambda lm, name=name: converted(lm, name, **OF_CONVERSION.get(name, {})) for name in CONVERSIONS
+}
+SLOW = {"patching", "trace", "features", "lens", "tuned_lens", *METHODS}
+QUICK = [room for room in ROOMS if room.split()[-1] not in SLOW]

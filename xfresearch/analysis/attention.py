@@ -22,7 +22,6 @@ Of the matrices, in float64, without norms, biases and positions (Elhage et al. 
     matching   the same of the QK circuit W_E^T W_Q W_K^T W_E
 """
 
-import math
 from functools import cache, partial
 
 import jax
@@ -33,10 +32,10 @@ from xfresearch.analysis.applies import only_if
 from xfresearch.analysis.result import HeatMap, Result, Table
 from xfresearch.analysis.running import ROWS, about, by_layer, measure, repeated, rows, wide
 from xfresearch.analysis.token_classes import CLASSES, by_class, classes, even
-from xfresearch.models import layers
+from xfresearch.models import transformer
 from xfresearch.models.mixers.softmax.config import longest
 from xfresearch.models.model_config import ModelConfig
-from xfresearch.models.sublayers import Sublayer
+from xfresearch.models.sublayers import Bound, Sublayer
 from xfresearch.runtime.summaries import mean_interval, mean_of_known
 
 SITES = ("weights", "coefficients", "sink_weight", "heads", "value")
@@ -185,30 +184,20 @@ def matrices(lm) -> dict[str, np.ndarray]:
     head_VD = np.asarray(lm.params.get("head", lm.params["embed"])["table"], np.float64)
     found: dict[str, dict[str, np.ndarray]] = {}
     mixers = lm.config.sublayers(has="attends")
-    for each in mixers:
-        parameters = layers.get(lm.config, lm.params, each.layer.number)[each.name]
-        of_mixer = _of_mixer(parameters, embed_VD, head_VD)
-        if "span" in parameters:
-            fraction_H = np.asarray(parameters["span"]["fraction"], np.float64)
-            of_mixer["span"] = fraction_H * longest(each.options, lm.config.max_length)
+    for bound in transformer.bind(lm.config, lm.params).sublayers(has="attends"):
+        each, of_mixer = bound.sublayer, _of_mixer(bound, embed_VD, head_VD)
+        span = getattr(bound.module, "span", None)
+        if span is not None:
+            of_mixer["span"] = np.asarray(span.fraction[...], np.float64) * longest(each.options, lm.config.max_length)
         for name, value in of_mixer.items():
             found.setdefault(name, {})[each.path] = value
     return {name: by_layer(values, mixers, lm.config.depth) for name, values in found.items()}
 
 
-def _of_mixer(parameters: dict, embed_VD, head_VD) -> dict[str, np.ndarray]:
-    def kernel(name: str):
-        found = parameters.get(name, {})
-        if not isinstance(found, dict) or "kernel" not in found:
-            return None
-        kernel = np.asarray(found["kernel"], np.float64)
-        if "identity_gain" not in found:
-            return kernel
-        a, b = (np.float64(found[gain]) for gain in ("identity_gain", "weight_gain"))  # a I + b W (models/linear.py)
-        return a * np.eye(math.isqrt(kernel.size)).reshape(kernel.shape) + b * kernel
-
+def _of_mixer(mixer: Bound, embed_VD, head_VD) -> dict[str, np.ndarray]:
     found = {}
-    q_DHK, k_DGK, v_DGV, o_HVD = map(kernel, ("query", "key", "value", "output"))
+    matrices = map(mixer.matrix, ("query", "key", "value", "output"))
+    q_DHK, k_DGK, v_DGV, o_HVD = (None if each is None else np.asarray(each, np.float64) for each in matrices)
     if q_DHK is not None and k_DGK is not None and q_DHK.shape[2] == k_DGK.shape[2]:
         share = q_DHK.shape[1] // k_DGK.shape[1]
         pairs = [(q_DHK[:, h], k_DGK[:, h // share]) for h in range(q_DHK.shape[1])]

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from xfresearch.models.inputs import forward, tap_shapes
 from xfresearch.models.model_config import ModelConfig
 from xfresearch.models.stack import ends_with, layer_ends
+from xfresearch.models.sublayers import Bound
 from xfresearch.models.taps import captured, request
 from xfresearch.models.transformer import Transformer
 
@@ -60,7 +61,7 @@ def parts(found: Pass, by_head: bool = False) -> dict[str, jax.Array]:
     return _followed(
         found,
         {"embed": found.values["embed"]},
-        lambda block, branch, at: _written(block, branch, at, found.values, by_head),
+        lambda each: _written(each, found.values, by_head),
     )
 
 
@@ -69,8 +70,9 @@ def directions(found: Pass, towards_BLD) -> dict[str, jax.Array]:
     and gain, is that sublayer's part of the product of the final hidden state with `towards`."""
 
     def total(raw: dict):
-        def written(block, branch, at: str) -> dict:
-            return {} if branch.bare else {at: scaled(block, branch, raw[at], found.values[f"{at}.raw"])}
+        def written(each: Bound) -> dict:
+            branch, at = each.sublayer.branch, each.sublayer.path
+            return {} if branch.bare else {at: scaled(each.block, branch, raw[at], found.values[f"{at}.raw"])}
 
         terms = _followed(found, {}, written)
         return sum((term_BLD * towards_BLD).sum() for term_BLD in terms.values())
@@ -83,14 +85,14 @@ def directions(found: Pass, towards_BLD) -> dict[str, jax.Array]:
 
 def _followed(found: Pass, start: dict, written: Callable) -> dict:
     """The terms at the end of the model, of those in `start`, which are in the stream before the first layer, and those that
-    each sublayer writes: written(block, sublayer, name) -> {part: [B, L, D]}."""
+    each sublayer writes: written(sublayer) -> {part: [B, L, D]}."""
     model, values = found.config, found.values
     terms = second = start
     for _, of_layer in groupby(found.lm.sublayers(), lambda each: each.sublayer.layer):
         before = terms
         for each in of_layer:
             block, branch, at = each.block, each.sublayer.branch, each.sublayer.path
-            new = written(block, branch, at)
+            new = written(each)
             second = _add(second, new)
             terms = _add(_skipped(block, branch, before if branch.connection.adds_to == "block" else terms), new)
             if "post" in branch.norms:
@@ -120,19 +122,19 @@ def _skipped(block, branch, terms: dict) -> dict:
     return {part: branch.connection.skipped(parameters, block.depth, value) for part, value in terms.items()}
 
 
-def _written(block, branch, at: str, values: dict, by_head: bool) -> dict:
+def _written(each: Bound, values: dict, by_head: bool) -> dict:
     """What a sublayer writes: as a whole, or of each head and the rest."""
+    block, branch, at = each.block, each.sublayer.branch, each.sublayer.path
     out_BLD = values[f"{at}.out"]
     if branch.bare:
         return {}  # the next sublayer reads it
-    linear = getattr(getattr(block, branch.name), "output", None)
-    heads = values.get(f"{at}.heads")
-    if not by_head or heads is None or linear is None or linear.kernel.shape[:2] != heads.shape[2:]:
+    output_HVD, heads = each.matrix("output"), values.get(f"{at}.heads")
+    if not by_head or heads is None or output_HVD is None:
         return {at: out_BLD}
     if f"{at}.gate" in values:
         gate = values[f"{at}.gate"]
         heads = heads * (gate if gate.ndim == 4 else gate[..., None])
-    parts = jnp.einsum("blhv,hvd->hbld", heads, linear.kernel[...].astype(heads.dtype))
+    parts = jnp.einsum("blhv,hvd->hbld", heads, output_HVD.astype(heads.dtype))
     parts = [scaled(block, branch, part_BLD, values[f"{at}.raw"]) for part_BLD in parts]
     found = {f"{at}.{number}": part_BLD for number, part_BLD in enumerate(parts)}
     return found | {f"{at}.rest": out_BLD - sum(parts)}

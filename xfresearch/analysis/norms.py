@@ -18,7 +18,7 @@ from xfresearch.analysis.applies import only_if
 from xfresearch.analysis.result import HeatMap, Result, Table
 from xfresearch.analysis.running import about, by_layer, measure, rows, wide
 from xfresearch.analysis.selectable import selectable
-from xfresearch.models import layers
+from xfresearch.models import transformer
 from xfresearch.models.model_config import ModelConfig
 from xfresearch.models.sublayers import Sublayer
 from xfresearch.runtime.progress import stage
@@ -85,11 +85,11 @@ def _of_mixer(lm, mixer: Sublayer, values: dict) -> dict[str, np.ndarray]:
         "hidden_after": _hidden(after),
         "hidden_keys": np.stack([_hidden(values["key"][:, :, g]) for g in range(values["key"].shape[2])], 1),
     }
-    key = layers.get(lm.config, lm.params, mixer.layer.number)[mixer.name].get("key", {})
+    bound = transformer.bind(lm.config, lm.params).sublayers(has="attends", layer=mixer.layer.number)
+    key_DGK = next((each.matrix("key") for each in bound if each.sublayer == mixer), None)
     query = values.get("unrotated_query", values["query"])
-    if "kernel" in key and key["kernel"].shape[-1] == query.shape[-1]:
-        key_DGK = np.asarray(key["kernel"], np.float64)
-        key_DHK = np.repeat(key_DGK, query.shape[2] // key_DGK.shape[1], 1)
+    if key_DGK is not None and key_DGK.shape[-1] == query.shape[-1]:
+        key_DHK = np.repeat(np.asarray(key_DGK, np.float64), query.shape[2] // key_DGK.shape[1], 1)
         found["angle_query"] = angle(np.einsum("blhk,dhk->blhd", query, key_DHK)).mean(1)
     return found
 

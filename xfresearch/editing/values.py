@@ -32,7 +32,7 @@ from scipy.sparse import linalg as sparse_linalg
 from xfresearch.analysis.coefficients import sublayer_of, where
 from xfresearch.loading.language_model import LanguageModel
 from xfresearch.models import layers
-from xfresearch.models.mixers.memory import wide_slots
+from xfresearch.models.sublayer import MemoryPart
 from xfresearch.runtime.errors import UserError
 
 STEPS = 5000  # of conjugate gradients, at most
@@ -56,41 +56,32 @@ class Values(NamedTuple):
 def values_of(lm: LanguageModel, place: str) -> Values:
     """The values of the memory `place`, such as 'blocks.3.feed_forward' (analysis/coefficients.py). Raises UserError if an
     edit cannot change them."""
-    path = path_of(lm, place)
+    path, part = path_of(lm, place), _part(lm, place)
     value = np.asarray(leaf_of(lm, place, path), np.float64)
-    if "memory" in path:
-        return _of_slots(lm, place, path, value)
-    return Values(path, 1.0, value.reshape(1, -1, value.shape[-1]), None)  # of experts E F rows
+    if not part.heads:
+        return Values(path, part.gain, part.gain * value.reshape(1, -1, value.shape[-1]), None)  # of experts E F rows
+    options = sublayer_of(lm.config, place).options
+    if getattr(options, "output_gate", "none") != "none":  # W_h would be another one for each token
+        what = f"output_gate={options.output_gate!r} multiplies what the slots write before W_O"
+        raise UserError(f"place={place!r} is not allowed with rome and memit: {what}; use fine-tuning")
+    values_GMV = part.gain * value.swapaxes(0, 1)
+    V = values_GMV.shape[-1]
+    output_HVD = np.eye(part.heads * V).reshape(part.heads, V, -1)
+    if part.through:
+        output_HVD = np.asarray(leaf_of(lm, place, (path[0], *part.through.split("/"))), np.float64)
+    return Values(path, part.gain, values_GMV, output_HVD)
 
 
 def path_of(lm: LanguageModel, place: str) -> tuple[str, ...]:
     """The parameter of the layer that has the values of a memory. Raises UserError for shared experts."""
-    number, sublayer = where(place)
-    name, _, part = sublayer.partition(".")
-    params = layers.get(lm.config, lm.params, number)[name]
+    name, _, part = where(place)[1].partition(".")
     if part:
         raise UserError(f"place={place!r} is not allowed: shared experts see all tokens; edit those that tokens choose")
-    if "memory" in params:
-        return name, "memory", "value"
-    return (name, "experts", "down") if "experts" in params else (name, "down", "kernel")
+    return name, *_part(lm, place).path.split("/")
 
 
-def _of_slots(lm: LanguageModel, place: str, path: tuple[str, ...], value: np.ndarray) -> Values:
-    number, name = where(place)
-    options = sublayer_of(lm.config, place).options
-    if wide_slots(options):
-        return Values(path, 1.0, value[None], None)
-    if getattr(options, "output_gate", "none") != "none":  # W_h would be another one for each token
-        what = f"output_gate={options.output_gate!r} multiplies what the slots write before W_O"
-        raise UserError(f"place={place!r} is not allowed with rome and memit: {what}; use fine-tuning")
-    params = layers.get(lm.config, lm.params, number)[name]
-    gain = float(np.sqrt(options.slots))
-    values_GMV = gain * value.swapaxes(0, 1)
-    V = values_GMV.shape[-1]
-    output_HVD = np.eye(options.heads * V).reshape(options.heads, V, -1)
-    if "output" in params:
-        output_HVD = np.asarray(params["output"]["kernel"], np.float64)
-    return Values(path, gain, values_GMV, output_HVD)
+def _part(lm: LanguageModel, place: str) -> MemoryPart:
+    return sublayer_of(lm.config, place).options.memory_parts[where(place)[1].partition(".")[2]]
 
 
 def with_change(lm: LanguageModel, place: str, change_GMV: np.ndarray) -> LanguageModel:

@@ -46,9 +46,9 @@ class SublayerConfig:
     # Capabilities: what code outside of models/ asks a sublayer for (sublayers.py).
 
     @property
-    def memory_parts(self) -> tuple[str, ...]:
-        """The names of its memories (SublayerModule.memories): '' is the sublayer itself."""
-        return ()
+    def memory_parts(self) -> dict[str, "MemoryPart"]:
+        """Its memories (SublayerModule.memories) by name, and where their values are: '' is the sublayer itself."""
+        return {}
 
     @property
     def slots(self) -> int:
@@ -143,6 +143,15 @@ class Traffic(NamedTuple):
 
     routed: int = 0  # to the experts of the token, over mesh.expert
     context: int = 0  # keys and values, over mesh.context
+
+
+class MemoryPart(NamedTuple):
+    """Where the values of a memory are among the parameters of its sublayer."""
+
+    path: str  # 'down/kernel', 'experts/down', 'memory/value'
+    gain: float = 1.0  # the values are the parameter times this
+    heads: int = 0  # of values that heads write: slots in the softmax; 0 for values of the model's width
+    through: str = ""  # the path of the matrix W_O [H, V, D] through which heads write; '' if the heads are the output
 
 
 class Memory(NamedTuple):

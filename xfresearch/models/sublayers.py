@@ -7,12 +7,16 @@ a name or a class.
 
 from dataclasses import dataclass
 
+import jax
+from flax import nnx
+
 from xfresearch.models import layers
 from xfresearch.models.block import Block, places
 from xfresearch.models.block_config import BlockConfig
 from xfresearch.models.connections.connection import Connection
 from xfresearch.models.layers import Layer
 from xfresearch.models.layouts import Branch
+from xfresearch.models.linear_terms import LinearTerm, linear_terms
 from xfresearch.models.norms import NormSpec
 from xfresearch.models.place import Place
 from xfresearch.models.sublayer import SublayerConfig, SublayerModule
@@ -64,6 +68,19 @@ class Bound:
     @property
     def module(self) -> SublayerModule:
         return getattr(self.block, self.sublayer.name)
+
+    @property
+    def terms(self) -> list[LinearTerm]:
+        """Its linear terms."""
+        return linear_terms(self.sublayer.options, {path: each.axes for path, each in self._variables().items()})
+
+    def matrix(self, part: str) -> jax.Array | None:
+        """What multiplies the stream in a part such as 'query', or writes to it in 'output'; None without a matrix."""
+        arrays = {path: each[...] for path, each in self._variables().items()}
+        return next((term.matrix(arrays) for term in self.terms if term.kernel == f"{part}/kernel"), None)
+
+    def _variables(self) -> dict[str, nnx.Variable]:
+        return {"/".join(path): each for path, each in nnx.to_flat_state(nnx.state(self.module))}
 
 
 def sublayers(model, role: str = "", has: str = "", layer: int | None = None) -> list[Sublayer]:

@@ -31,7 +31,7 @@ from xfresearch.models.linear import Linear, Shape
 from xfresearch.models.norms import Norm, NormSpec
 from xfresearch.models.parameters import kernel_std
 from xfresearch.models.place import Place
-from xfresearch.models.sublayer import Memory, SublayerConfig, SublayerModule, reads
+from xfresearch.models.sublayer import Memory, MemoryPart, SublayerConfig, SublayerModule, reads
 from xfresearch.runtime.errors import require
 
 
@@ -48,8 +48,8 @@ class HiddenOptions(SublayerConfig):
         return self.kind
 
     @property
-    def memory_parts(self) -> tuple[str, ...]:
-        return ("",)
+    def memory_parts(self) -> dict[str, MemoryPart]:
+        return {"": MemoryPart("down/kernel")}
 
     def resolved(self, place: Place, key: str) -> "HiddenOptions":
         hidden = max(self._hidden(place.width), 1)

@@ -51,7 +51,7 @@ from xfresearch.models.feed_forwards.experts import TAPS, Experts, shared_place,
 from xfresearch.models.linear import Linear, Shape
 from xfresearch.models.parameters import parameter
 from xfresearch.models.place import Place
-from xfresearch.models.sublayer import Memory, SublayerModule, Traffic, reads
+from xfresearch.models.sublayer import Memory, MemoryPart, SublayerModule, Traffic, reads
 from xfresearch.runtime.errors import require
 from xfresearch.sharding.devices import platform
 
@@ -112,8 +112,9 @@ class MoeFeedForwardConfig(GatedHidden, HiddenOptions):
         return self.moe.expert
 
     @property
-    def memory_parts(self) -> tuple[str, ...]:
-        return ("", "shared") if self.moe.shared else ("",)
+    def memory_parts(self) -> dict[str, MemoryPart]:
+        experts = {"": MemoryPart("experts/down")}
+        return experts | ({"shared": MemoryPart("shared/down/kernel")} if self.moe.shared else {})
 
     @property
     def mixture(self) -> MoeConfig:

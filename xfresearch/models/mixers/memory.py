@@ -27,7 +27,7 @@ from xfresearch.models.costs import Costs, weights
 from xfresearch.models.feed_forwards.activations import ACTIVATIONS
 from xfresearch.models.parameters import draw, kernel_std, parameter, plus
 from xfresearch.models.place import Place
-from xfresearch.models.sublayer import Memory
+from xfresearch.models.sublayer import Memory, MemoryPart
 
 
 def softmax_slots(a) -> int:
@@ -43,6 +43,14 @@ def wide_slots(a) -> int:
 def slot_heads(a) -> int:
     """The number of sets of slots: one for each key-value head, or 1 if all heads share them."""
     return a.kv_heads if a.memory_heads == "each" else 1
+
+
+def slot_values(a) -> MemoryPart:
+    """Where the values of the slots are."""
+    if wide_slots(a):
+        return MemoryPart("memory/value")
+    through = "output/kernel" if a.output == "learned" else ""
+    return MemoryPart("memory/value", math.sqrt(a.memory_slots), a.heads, through)
 
 
 class HeadSlots(nnx.Module):

@@ -23,13 +23,13 @@ from xfresearch.kernels.softcap import softcapped
 from xfresearch.models.context import Aux, Context
 from xfresearch.models.costs import Costs, weights
 from xfresearch.models.linear import Bias, Linear, Shape
-from xfresearch.models.mixers.memory import HeadSlots, WideSlots, wide_slots
+from xfresearch.models.mixers.memory import HeadSlots, WideSlots, slot_values, wide_slots
 from xfresearch.models.mixers.softmax.config import in_order, with_sizes
 from xfresearch.models.mixers.softmax.options import MemoryActivation
 from xfresearch.models.mixers.softmax.projections import heads_of
 from xfresearch.models.parameters import plus
 from xfresearch.models.place import Place
-from xfresearch.models.sublayer import Memory, SublayerConfig, SublayerModule
+from xfresearch.models.sublayer import Memory, MemoryPart, SublayerConfig, SublayerModule
 from xfresearch.runtime.errors import require
 
 IN_SOFTMAX = where(memory_activation="softmax")
@@ -64,8 +64,8 @@ class SlotsConfig(SublayerConfig):
     )
 
     @property
-    def memory_parts(self) -> tuple[str, ...]:
-        return ("",)
+    def memory_parts(self) -> dict[str, MemoryPart]:
+        return {"": slot_values(self)}
 
     @property
     def slots(self) -> int:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 
 from xfresearch.config.fields import changed, option
-from xfresearch.models.mixers.memory import wide_slots
+from xfresearch.models.mixers.memory import slot_values, wide_slots
 from xfresearch.models.mixers.softmax.options import (
     PROJECTIONS,
     AttendOptions,
@@ -15,7 +15,7 @@ from xfresearch.models.mixers.softmax.options import (
 )
 from xfresearch.models.mixers.softmax.projections import head_sizes, matrices
 from xfresearch.models.place import Place
-from xfresearch.models.sublayer import SublayerConfig
+from xfresearch.models.sublayer import MemoryPart, SublayerConfig
 from xfresearch.runtime.errors import require
 
 
@@ -41,8 +41,8 @@ class SoftmaxConfig(OutputOptions, MemoryOptions, AttendOptions, PositionOptions
         return (self.qk_norm,)
 
     @property
-    def memory_parts(self) -> tuple[str, ...]:
-        return ("",) if self.memory_slots else ()
+    def memory_parts(self) -> dict[str, MemoryPart]:
+        return {"": slot_values(self)} if self.memory_slots else {}
 
     @property
     def slots(self) -> int:
