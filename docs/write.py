@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from docs import studies
+from docs import rooms, studies
 from xfresearch.models.layouts import LAYOUTS
 from xfresearch.run.describing import describe
 from xfresearch.runtime.command import run
@@ -347,6 +347,7 @@ PAGES = {
 # Tables that pages link to, and that are too long to be read with them.
 PAGES |= {"data/tables/keys.md": keys, "data/tables/variants.md": variants, "data/tables/conversions.md": outcomes}
 PAGES |= {"data/tables/plans.md": every_plan, "data/tables/analyses.md": applies}
+PAGES |= {"data/tables/rooms.md": rooms.page}
 PAGES |= {f"questions/{page}.md": partial(question, page) for page in studies.ANSWERS}
 PAGES |= {"questions/answers.svg": studies.answers}
 PAGES |= {f"questions/{name}.svg": partial(studies.picture, name) for name in studies.pictures()}

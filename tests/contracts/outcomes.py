@@ -5,7 +5,7 @@
 
 Quick rooms come first, and then variants with something that no earlier one has. It writes after each variant, and goes on
 after an interruption. A room that raises anything but a refusal in one line is printed and has no outcome; the exit code is
-1 then. `python -m docs.write` makes docs/rooms.md of the file.
+1 then. `python -m docs.write` makes a page of the file.
 """
 
 import sys
@@ -16,7 +16,6 @@ import tests.conftest  # noqa: F401 - it sets what makes JAX compile quickly
 from xfresearch.runtime.command import run
 from xfresearch.runtime.errors import UserError, require
 from xfresearch.runtime.files import read_object, write_json
-from xfresearch.runtime.hardware import git_commit
 
 FILE = Path(__file__).parent.parent.parent / "docs" / "data" / "rooms.json"
 RESULT = ""  # the outcome of a room that gives one
@@ -37,29 +36,25 @@ def outcome(room: str, name: str) -> str:
     return RESULT
 
 
-def read() -> dict[str, dict]:
-    """{variant: {'commit': ..., 'outcomes': {room: outcome}}}. A row of the file has a number for each room: that of the
-    refusal, from 1 on, 0 for a result, -1 for what is missing."""
+def read() -> dict[str, dict[str, str]]:
+    """{variant: {room: outcome}}. A row of the file has a number for each room: that of the refusal, from 1 on, 0 for a
+    result, -1 for what is missing."""
     if not FILE.exists():
         return {}
     kept = read_object(FILE)
     texts = [RESULT, *kept["refusals"]]
     rows = {}
     for name, row in kept["rows"].items():
-        numbers = map(int, row["outcomes"].split())
-        found = {room: texts[number] for room, number in zip(kept["rooms"], numbers, strict=True) if number >= 0}
-        rows[name] = row | {"outcomes": found}
+        numbers = zip(kept["rooms"], map(int, row.split()), strict=True)
+        rows[name] = {room: texts[number] for room, number in numbers if number >= 0}
     return rows
 
 
-def write(rows: dict[str, dict], rooms: list[str]) -> None:
+def write(rows: dict[str, dict[str, str]], rooms: list[str]) -> None:
     """Each refusal is kept once."""
-    refusals = dict.fromkeys(text for row in rows.values() for text in row["outcomes"].values() if text != RESULT)
+    refusals = dict.fromkeys(text for row in rows.values() for text in row.values() if text != RESULT)
     numbers = {text: number for number, text in enumerate((RESULT, *refusals))} | {None: -1}
-    kept = {
-        name: row | {"outcomes": " ".join(str(numbers[row["outcomes"].get(room)]) for room in rooms)}
-        for name, row in rows.items()
-    }
+    kept = {name: " ".join(str(numbers[row.get(room)]) for room in rooms) for name, row in rows.items()}
     write_json(FILE, {"rooms": rooms, "refusals": list(refusals), "rows": kept})
 
 
@@ -88,11 +83,11 @@ def main(names: list[str]) -> None:
     bugs = 0
     for some in (QUICK, [room for room in ROOMS if room not in QUICK]):
         for name in sorted(ALL, key=lambda name: name not in DISTINCT):
-            kept = rows.get(name, {"outcomes": {}})["outcomes"]
+            kept = rows.get(name, {})
             if todo := [room for room in some if ((name, room) in again if names else room not in kept)]:
                 started = time.time()
                 found, wrong = computed(name, todo)
-                rows[name] = {"commit": git_commit(), "outcomes": kept | found}
+                rows[name] = kept | found
                 write({each: rows[each] for each in ALL if each in rows}, list(ROOMS))
                 print(f"{name}, {len(todo)} rooms: {time.time() - started:.0f} s", *wrong, sep="\n    ", flush=True)
                 bugs += len(wrong)

@@ -11,6 +11,7 @@ import jax
 import numpy as np
 import pytest
 
+from tests.contracts.rooms import OF_CONVERSION
 from tests.contracts.variants import ALL, BASE, DISTINCT, MAIN
 from xfresearch.models import transformer
 from xfresearch.models.block_config import BLOCKS
@@ -23,7 +24,6 @@ from xfresearch.surgery.network import assemble, take_apart
 from xfresearch.surgery.refused import Refused
 from xfresearch.surgery.registry import CONVERSIONS
 
-OF_CONVERSION = {"widen": {"hidden": 64}, "pool_groups": {"kv_heads": 1}}  # options that have no default
 CASES = [(name, OF_CONVERSION.get(name, {})) for name in CONVERSIONS]
 CASES += [("widen", {"heads": 8}), ("widen", {"slots": 64}), ("centre", {"width": "less_one"})]
 CASES += [("feed_forward_to_memory", {"form": "softmax"}), ("absorb_value_output", {"gauge": "qr"})]

@@ -1,4 +1,4 @@
-"""Contract 9: every variant survives every room. A room gives a result, or refuses in one line, as docs/rooms.md says."""
+"""Contract 9: every variant survives every room. A room gives a result, or refuses in the words of docs/data/rooms.json."""
 
 import pytest
 
@@ -15,11 +15,13 @@ CASES += [pytest.param(name, list(ROOMS), id=name, marks=pytest.mark.long) for n
 
 @pytest.fixture(scope="module")
 def recorded():
-    return {name: row["outcomes"] for name, row in outcomes.read().items()}
+    return outcomes.read()
 
 
 def test_the_record_has_every_variant_and_room(recorded):
-    assert {name: list(row) for name, row in recorded.items()} == {name: list(ROOMS) for name in ALL}
+    """Rooms that take long may be missing: `make rooms` goes on."""
+    assert list(recorded) == list(ALL)
+    assert all({*QUICK} <= {*row} <= {*ROOMS} for row in recorded.values())
 
 
 def test_several_streams_are_refused_where_terms_are_followed():
@@ -36,6 +38,6 @@ def test_every_room_gives_a_result_or_refuses_in_one_line(name, rooms, recorded)
         except AssertionError as bug:  # every room is named, not the first one alone
             wrong[room] = str(bug)
         else:
-            if found != recorded[name][room]:
-                wrong[room] = f"{found!r}, and the record has {recorded[name][room]!r}: python -m tests.contracts.outcomes"
+            if (kept := recorded.get(name, {}).get(room, found)) != found:
+                wrong[room] = f"{found!r}, and the record has {kept!r}: python -m tests.contracts.outcomes {name!r}"
     assert not wrong

@@ -96,6 +96,8 @@ def traced(lm, requests: Sequence[Record]) -> str:
     last token of the subject helps most (analysis/trace.py). Raises UserError if no request has an object before, or if the
     model knows none of them."""
     records = [record for record in requests if record.target]
+    if not places(lm.config):
+        raise UserError("this model has no memory: it has neither feed-forward layers nor persistent slots")
     if not records:  # of an empty list, trace would take the model's own corpus
         raise UserError("no request has a target, the object before, which the trace of the requests needs: give --place")
     found = trace(lm, records, count=TRACED, window=1).data
@@ -105,8 +107,6 @@ def traced(lm, requests: Sequence[Record]) -> str:
         if "." not in sublayer:  # shared experts see all tokens: values.py
             value = value_of(lm.config, sublayer_of(lm.config, place))
             best[place] = found[value][number, CLASSES.index("last subject")]
-    if not best:
-        raise UserError("this model has no memory: it has neither feed-forward layers nor persistent slots")
     return max(best, key=best.get)
 
 
