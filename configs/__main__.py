@@ -70,7 +70,8 @@ def copied(name: str, target: str) -> str:
     path.parent.mkdir(parents=True, exist_ok=True)
     write_text(path, source.read_text(encoding="utf-8"))
     kind = "study" if name.startswith("studies/") else "train"
-    return f"{path}: change it, then python -m xfresearch.{kind} --config {path}:tiny --workdir runs/{path.stem}"
+    next_command = command.as_typed(f"python -m xfresearch.{kind} --config {path}:tiny --workdir runs/{path.stem}")
+    return f"{path}: change it, then {next_command}"
 
 
 def _file(name: str) -> Path:

@@ -68,6 +68,9 @@ def test_one_command_is_all_commands(monkeypatch, capsys):
             __main__.main(["train", "--help"])
         text = capsys.readouterr().out
         assert ended.value.code == 0 and text.startswith(f"usage: {form} [-h] --config") and f"\n{form} --config" in text
+    monkeypatch.setattr(sys, "argv", ["/bin/xfresearch"])
+    assert command.as_typed("see python -m xfresearch --help") == "see xfresearch --help"
+    monkeypatch.setattr(sys, "argv", ["train.py"])
     __main__.main([])
     assert "  python -m xfresearch.evaluate " in capsys.readouterr().out
     with pytest.raises(UserError, match="^tain: there is no such command; did you mean 'train'[?]"):

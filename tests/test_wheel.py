@@ -106,6 +106,7 @@ def test_it_trains_evaluates_generates_and_analyses_in_an_empty_directory(instal
     trained = installed("train", "--config", "quickstart", "--config.steps=5", "--workdir", "runs/quickstart")
     assert "warning: config.optimizer.warmup=20 is longer than the run of 5 updates" in trained.stderr
     assert "per parameter (usual for new parameters: 20)" in trained.stderr
+    assert "\nevaluate     xfresearch evaluate --workdir runs/quickstart\n" in trained.stdout
     run = ("--workdir", "runs/quickstart")
     assert "bits/byte" in installed("evaluate", *run, "--limit", "20").stdout
     assert installed("generate", *run, "--prompt", "def main(", "--max-new-tokens", "8").stdout.startswith("def main(")

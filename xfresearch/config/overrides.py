@@ -37,7 +37,7 @@ def _nearest_flag(name: str) -> str:
 
 def find(config, name: str, value: str, has: str = "has"):
     """The group or value of a config at the dotted key of an override. Raises UserError if there is none; `has` stands
-    before the keys that there are."""
+    before the keys of a group that depend on its kind or layout."""
     current = config
     path = "config"
     parts = name.split(".")
@@ -45,7 +45,8 @@ def find(config, name: str, value: str, has: str = "has"):
         group = current if hasattr(current, "keys") else {}
         if part not in group:
             holds = "has no keys" if hasattr(current, "keys") else "holds a single value"
-            existing = f"{path} {has} {', '.join(group)}" if group else f"{path} {holds}"
+            words = has if {"kind", "layout"} & {*group} else "has"
+            existing = f"{path} {words} {', '.join(group)}" if group else f"{path} {holds}"
             hint = nearest_key(".".join(parts[index:]), (path, group), ("config", config))
             raise UserError(f"config.{name}={value}: there is no key '{part}'{hint} ({existing})")
         current = current[part]

@@ -24,6 +24,7 @@ from xfresearch.run.config import Config
 from xfresearch.run.files import Source
 from xfresearch.run.resolving import with_vocabulary
 from xfresearch.runtime import distributed
+from xfresearch.runtime.command import as_typed
 from xfresearch.runtime.errors import BUG, UserError, exit_code
 from xfresearch.runtime.files import inside, read_object, write_json
 from xfresearch.runtime.identity import config_files
@@ -193,7 +194,8 @@ def _commands(config: Config, path: epath.Path, arguments: list[Source], samples
         longer = [*again, "--workdir", str(path), "--fork", f"--config.steps={2 * config.steps}"]
         commands["train longer"] = ["train", *longer]
     return {
-        name: shlex.join(["python", "-m", f"xfresearch.{words[0]}", *words[1:]]) for name, words in commands.items()
+        name: f"{as_typed(f'python -m xfresearch.{words[0]}')} {shlex.join(words[1:])}"
+        for name, words in commands.items()
     }
 
 
