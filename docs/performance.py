@@ -1,7 +1,8 @@
 """The tables of docs/performance.md: what GPUs say beside the goals, and updates on CPUs.
 
 docs/data/gpu/ has one file per session on a GPU, as `bench gpu --json` writes it; docs/data/performance/ has files of
-`bench update --json`, docs/data/decoding/ of `bench decode --json`, docs/data/saving/ of `bench save --json`.
+`bench update --json`, docs/data/sweeps/ of its --sweep, docs/data/decoding/ of `bench decode --json`, docs/data/saving/ of
+`bench save --json`.
 """
 
 import json
@@ -45,6 +46,8 @@ def tables() -> str:
     decoded = [json.loads(path.read_text()) for path in sorted((DATA / "decoding").glob("*.json"))]
     parts += ["### Updates on a CPU\n", *map(updates, files)]
     saved = [json.loads(path.read_text()) for path in sorted((DATA / "saving").glob("*.json"))]
+    swept = [json.loads(path.read_text()) for path in sorted((DATA / "sweeps").glob("*.json"))]
+    parts += ["### Options of execution on a CPU\n", *map(sweep, swept)]
     parts += ["### Saving on a CPU\n", *map(saving, saved)]
     return "\n".join([*parts, "### Decoding on a CPU\n", *map(decoding, decoded)])
 
@@ -111,6 +114,19 @@ def updates(file: dict) -> str:
     return about + UPDATES + "".join(lines)
 
 
+def sweep(file: dict) -> str:
+    """What each value of an option does to a config's speed and memory, by `bench update --sweep`."""
+    lines = []
+    for row in file["rows"]:
+        name = f"`{row['option']}={row['value']}`" if row["value"] else row["option"]
+        speed = row["error"] or f"{row['speed']:.2f} ({row['speed_low']:.2f} to {row['speed_high']:.2f})"
+        lines.append(f"| {name} | {speed} | {_or_dash(row.get('GB'), 1, '.2f')} |\n")
+    chosen = " ".join(f"--config.{key}={value}" for key, value in file["overrides"].items())
+    about = f"`{command(file['arguments'])}`\n\n({_where(file)}. Each value stands beside the best so far.)\n\n"
+    end = f"\nIt says: use `{chosen}`.\n" if chosen else "\nNothing is faster than the config as it is.\n"
+    return about + "| value | speed | GB |\n|---|---|---|\n" + "".join(lines) + end
+
+
 def saving(file: dict) -> str:
     """The row of a file of `bench save`, with the command that wrote it."""
     row = file["row"]
@@ -146,6 +162,7 @@ def command(arguments: dict) -> str:
     words = [f"python -m xfresearch.bench {operation}", *(f"--config {name}" for name in arguments["config"])]
     words += [f"--batch {arguments['batch']}"] if operation == "decode" else []
     words += [*arguments["overrides"], f"--rounds {arguments['rounds']}"]
+    words += ["--sweep"] if arguments.get("sweep") else []
     words += [f"--against {arguments['against']}"] if arguments["against"] else []
     return " ".join(words)
 

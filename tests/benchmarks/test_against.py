@@ -2,7 +2,7 @@
 
 import pytest
 
-from xfresearch.benchmarks import flags, torch_model, update
+from xfresearch.benchmarks import flags, peers, torch_model, update
 
 
 class Made:
@@ -67,3 +67,21 @@ def test_the_time_of_a_config_with_fewer_tokens_is_compared_per_token(config):
 def test_runs_of_one_program_count_one_by_one(config):
     (row,) = update.measured({"three": lambda: update.Row(config, Made([3.0] * 3), runs=3)}, 3, False)
     assert row["seconds"] == [1.0] * 3
+
+
+def test_the_process_of_a_checkout_does_not_compile(monkeypatch):
+    """The first one does, and ends before the second one starts, which is timed."""
+    started = []
+
+    class Started:
+        def __init__(self, *_):
+            assert all(each.killed for each in started)
+            self.killed, self.start = False, {"compile_seconds": 6.0 - 5 * len(started)}
+            started.append(self)
+
+        def kill(self):
+            self.killed = True
+
+    monkeypatch.setattr(peers, "Peer", Started)
+    peer = peers.checkout_peer(str(peers.ROOT), ["--config", "configs/gpt2.py:tiny"])
+    assert peer is started[1] and not peer.killed and peer.start["compile_seconds"] == 6.0

@@ -38,3 +38,15 @@ def test_decoding_has_its_command_and_floor():
     text = performance.decoding(file)
     assert "`python -m xfresearch.bench decode --config a.py --batch 4 --rounds 5 --against transformers`" in text
     assert "| `transformers` | 100.0 | 10.00 | 9.00 to 11.00 | 2.00 | 0.50 (0.40 to 0.60) |" in text and "at 50 GB/s" in text
+
+
+def test_a_sweep_says_what_to_use():
+    rows = [{"option": "training.remat", "value": "full", "error": "", "speed": 0.8, "speed_low": 0.7, "speed_high": 0.9}]
+    rows[0] |= {"GB": 0.5}
+    rows.append({"option": "training.layers", "value": "scan", "error": "no memory"})
+    arguments = {"operation": "update", "config": ["a.py"], "overrides": [], "rounds": 5, "against": "", "sweep": True}
+    file = SESSION | {"machine": {"cores": 2, "cpu": "EPYC"}, "arguments": arguments, "rows": rows}
+    text = performance.sweep(file | {"overrides": {"training.remat": "full"}})
+    assert "`python -m xfresearch.bench update --config a.py --rounds 5 --sweep`" in text
+    assert "| `training.remat=full` | 0.80 (0.70 to 0.90) | 0.50 |\n| `training.layers=scan` | no memory | - |" in text
+    assert "use `--config.training.remat=full`" in text and "Nothing" in performance.sweep(file | {"overrides": {}})

@@ -12,8 +12,9 @@ JAX's cache on disk; page faults of an update; and the speed relative to the fir
 --against torch and torch_compile time the same model in PyTorch with the same weights, in its own process. Before that, the
 losses of tokens must agree in float32 to 1e-4, and those of the first two updates to 1e-3 (bfloat16: 2e-2). Memory is the
 peak of what PyTorch allocated, on a CPU what the process grew by. A path is a checkout, whose code runs the same config in a
-process of its own. So does this checkout then, twice: two processes of one program once differed by 13 %, and the row
-"again" shows by how much they do here. A smaller difference says nothing.
+process of its own, which reads its program from JAX's cache: a process that compiles it is slower afterwards. So does this
+checkout then, twice: the row "again" shows by how much two processes of one program differ here. A smaller difference says
+nothing.
 """
 
 import tempfile
