@@ -1,4 +1,4 @@
-"""The generated part of docs/questions/where_is_a_fact.md: tables and pictures of docs/data/facts.json."""
+"""The tables and the picture of docs/data/facts.json: where_is_a_fact.md and data/tables/edits.md."""
 
 from pathlib import Path
 
@@ -10,14 +10,6 @@ METHODS = ("rome", "rome, published keys", "memit", "memit, mean keys", "finetun
 SCORES = {"S": "S", "efficacy": "efficacy, score", "paraphrase": "paraphrase, score"}
 SCORES |= {"neighbourhood": "neighbourhood, score", "said": "efficacy, generated", "ripple": "ripple, score"}
 FEWER = tuple(SCORES)[:4]
-MOST = 100  # edits in one model
-
-
-def tables(found: dict) -> str:
-    """All tables, each under its title."""
-    parts = {"The models": models(found), "The trace": sites(found), "One edit at a time": alone(found)}
-    parts[f"{MOST} edits in one model"] = together(found)
-    return "\n".join(f"### {title}\n\n{text}" for title, text in parts.items() if text)
 
 
 def models(found: dict) -> str:
@@ -55,15 +47,13 @@ def alone(found: dict) -> str:
 
 
 def together(found: dict) -> str:
-    """S, the other facts and the held-out text after MOST edits. docs/data/facts.json has fewer edits as well."""
+    """S, the other facts and the held-out text, by the number of edits."""
     rows = []
     for name, of in found.items():
         for item in _edits(of, alone=False):
-            if item["edits"] != MOST:
-                continue
             others = f"{item['before']['others']:.3f} to {item['after']['others']:.3f}"
-            rows.append((name, item["method"], *_scores(item, FEWER), others, _rise(item)))
-    return _table(("model", "method", *FEWER, "other facts recalled", "bits per byte"), rows)
+            rows.append((name, item["method"], item["edits"], *_scores(item, FEWER), others, _rise(item)))
+    return _table(("model", "method", "edits", *FEWER, "other facts recalled", "bits per byte"), rows)
 
 
 def _edits(of_model: dict, alone: bool) -> list[dict]:

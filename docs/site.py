@@ -44,7 +44,7 @@ def navigation() -> list[dict]:
     """The tabs, as mkdocs.yml has them."""
     _, *parts = SECTION.split((DOCS / "index.md").read_text())
     sections = zip(parts[::2], parts[1::2], strict=True)
-    tabs = {title: [{name: to} for name, to in ROW.findall(text)] for title, text in sections}
+    tabs = {title: found for title, text in sections if (found := [{name: to} for name, to in ROW.findall(text)])}
     tabs["Start"].insert(0, {"From nothing to a report": START})
     reference = [{title: f"reference/{name}.md"} for name, (title, _, _) in REFERENCE.items()]
     return [{"Home": "index.md"}, *({title: each} for title, each in tabs.items()), {"Reference": reference}]

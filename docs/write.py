@@ -297,18 +297,34 @@ def _figure(values: dict, figure: str) -> str:
 
 
 def where_is_a_fact() -> str:
-    """docs/questions/where_is_a_fact.md with the tables of docs/data/facts.json."""
-    from docs.facts_page import tables
+    """docs/questions/where_is_a_fact.md with the models and the trace of docs/data/facts.json."""
+    from docs.facts_page import models, sites
 
-    found = json.loads((HERE / "data" / "facts.json").read_text())
+    found, about = _facts()
     text = _before("questions/where_is_a_fact.md", studies.MEASURED)
-    last = [item for of in found.values() for item in of.values() if isinstance(item, dict)][-1]
-    about = (
-        "Scores of edits are in percent, with 95 % bootstrap intervals: S is the harmonic mean of efficacy, paraphrase and\n"
-        "neighbourhood ([metrics](../editing.md#what-is-measured)), and `said` is the share of requests after whose\n"
-        "prompt the model generates the new object."
+    tables = f"### The models\n\n{models(found)}\n### The trace\n\n{sites(found)}"
+    return f"{text}{studies.MEASURED}{about}. [Scores of every edit](../data/tables/edits.md).\n\n{tables}"
+
+
+def edits() -> str:
+    """docs/data/tables/edits.md: scores of the edits of docs/data/facts.json."""
+    from docs.facts_page import alone, together
+
+    found, about = _facts()
+    about += (
+        ". Scores are in percent, with 95 % bootstrap intervals: S is the harmonic mean of efficacy, paraphrase and\n"
+        "neighbourhood ([metrics](../../editing.md#what-is-measured)), and `said` is the share of requests after whose\n"
+        "prompt the model generates the new object. [What they mean](../../questions/where_is_a_fact.md)."
     )
-    return f"{text}{studies.MEASURED}`python -m docs.facts`, the last row {_where(last)}. {about}\n\n{tables(found)}"
+    tables = f"## One edit at a time\n\n{alone(found)}\n## Many edits in one model\n\n{together(found)}"
+    return f"# Edits of three models that know facts\n\n{about}\n\n{tables}"
+
+
+def _facts() -> tuple[dict, str]:
+    """What docs/facts.py measured, and how."""
+    found = json.loads((HERE / "data" / "facts.json").read_text())
+    last = [item for of in found.values() for item in of.values() if isinstance(item, dict)][-1]
+    return found, f"`python -m docs.facts`, the last row {_where(last)}"
 
 
 def layout_drawing(layout: str) -> str:
@@ -347,7 +363,7 @@ PAGES = {
 # Tables that pages link to, and that are too long to be read with them.
 PAGES |= {"data/tables/keys.md": keys, "data/tables/variants.md": variants, "data/tables/conversions.md": outcomes}
 PAGES |= {"data/tables/plans.md": every_plan, "data/tables/analyses.md": applies}
-PAGES |= {"data/tables/rooms.md": rooms.page}
+PAGES |= {"data/tables/rooms.md": rooms.page, "data/tables/edits.md": edits}
 PAGES |= {f"questions/{page}.md": partial(question, page) for page in studies.ANSWERS}
 PAGES |= {"questions/answers.svg": studies.answers}
 PAGES |= {f"questions/{name}.svg": partial(studies.picture, name) for name in studies.pictures()}

@@ -1,0 +1,51 @@
+"""The notebooks of docs/notebooks: what is kept of them, and in `make long` that they run."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from docs import notebooks
+
+FILES = sorted(notebooks.FOLDER.glob("*.ipynb"))
+INSTALL = re.compile(r'find_spec\("xfresearch"\) is None:  # in Colab\n    %pip install ')
+
+
+def cells(file: Path, kind: str) -> list[dict]:
+    return [cell for cell in json.loads(file.read_text())["cells"] if cell["cell_type"] == kind]
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_what_is_kept_is_small_and_whole(file):
+    notebook, code = json.loads(file.read_text()), cells(file, "code")
+    assert notebook == notebooks.tidied(json.loads(file.read_text())), "python -m docs.notebooks writes it"
+    assert len(notebook["cells"]) <= notebooks.MOST_CELLS
+    assert INSTALL.search("".join(code[0]["source"])), "the first cell installs the package in Colab"
+    outputs = [output for cell in code for output in cell["outputs"]]
+    assert outputs and not [output for output in outputs if output["output_type"] == "error"]
+    assert len(json.dumps(outputs)) < notebooks.MOST_OUTPUT
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_links_lead_to_pages_and_to_colab(file):
+    text = "".join("".join(cell["source"]) for cell in cells(file, "markdown"))
+    assert f"/blob/main/docs/notebooks/{file.name})" in text
+    links = re.findall(r"\]\((?!https?:)([^)#]+)", text)
+    assert links and [link for link in links if not (file.parent / link).exists()] == []
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_it_runs(file, tmp_path):
+    pytest.importorskip("nbclient", reason="needs requirements-notebook.txt")
+    notebooks.prepare(tmp_path)
+    if "stories260K" in file.read_text() and not (tmp_path / "stories260K").exists():
+        pytest.skip(f"{notebooks.STORIES} is not here")
+    now = notebooks.execute(file, tmp_path)
+    assert kinds(now) == kinds(json.loads(file.read_text())), "python -m docs.notebooks keeps the new outputs"
+
+
+def kinds(notebook: dict) -> list[list[str]]:
+    """The kinds of outputs of each cell."""
+    return [[output["output_type"] for output in cell.get("outputs", [])] for cell in notebook["cells"]]
