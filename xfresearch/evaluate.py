@@ -1,4 +1,4 @@
-"""python -m xfresearch.evaluate --workdir DIR [--step N | --all-steps] [--data CORPUS[:PATH]] [--stride N]
+"""python -m xfresearch.evaluate --workdir DIR [--step N | --all-steps [--job I]] [--data CORPUS[:PATH]] [--stride N]
 python -m xfresearch.evaluate --workdir DIR --tasks NAME,... [--task-data DIR] [--limit N]
 
 Measures the held-out loss of a trained model with a sliding window: windows of --sequence-length tokens move by
@@ -13,7 +13,7 @@ import sys
 
 from xfresearch.evaluation import held_out
 from xfresearch.harness import commands as task_commands
-from xfresearch.runtime import command, distributed
+from xfresearch.runtime import command, distributed, jobs
 from xfresearch.runtime.errors import UserError
 from xfresearch.runtime.files import write_json
 from xfresearch.runtime.tables import table
@@ -22,6 +22,7 @@ EPILOG = """\
 examples:
   python -m xfresearch.evaluate --workdir runs/quickstart --stride 64
   python -m xfresearch.evaluate --workdir runs/a --all-steps --json curve.json
+  python -m xfresearch.evaluate --workdir gs://bucket/a --all-steps --job auto
   python -m xfresearch.evaluate --workdir runs/a --data text_files:notes/*.txt --per-document
   python -m xfresearch.evaluate --workdir runs/a --tasks lambada,piqa --task-data data/eval"""
 
@@ -45,25 +46,39 @@ def main(arguments: list[str]) -> None:
 
     # Error logs go to the run's directory, also if the path names a checkpoint.
     workdir, _ = loading.locate(options.workdir)
+    if options.job == jobs.COUNT:
+        return print(len(saved(workdir)))
     with distributed.joined(options, str(workdir)):
         if options.tasks:
-            task_commands.run(options)
+            task_commands.run(options, saved(workdir) if options.all_steps else [options.step])
         else:
             evaluate(options, workdir)
 
 
+def saved(workdir) -> list[int]:
+    """The steps with a good checkpoint, in every process. Raises UserError if there is none."""
+    from xfresearch.checkpoints import store
+
+    found = store.agreed_steps(workdir)
+    if not found:
+        raise UserError(f"--all-steps is not allowed with {workdir}: it has no checkpoints")
+    return found
+
+
 def evaluate(options, workdir) -> None:
     """Measures the held-out loss as `options` say, and prints it."""
-    from xfresearch.checkpoints import manifest, store
+    from xfresearch.checkpoints import manifest
 
-    if options.all_steps and not store.agreed_steps(workdir):
-        raise UserError(f"--all-steps is not allowed with {workdir}: it has no checkpoints")
-    lm, mesh = held_out.open_model(options.workdir, options.step)
+    every = saved(workdir) if options.all_steps else []
+    step = jobs.chosen(every, options.job) if options.job else options.step
+    lm, mesh = held_out.open_model(options.workdir, step)
     data = held_out.read(lm, workdir, options)
     manifest.require_same_everywhere({"checkpoint": str(lm.step), "held-out data": data.digest})
     if distributed.first():
         print(f"{data.corpus} {data.split}: {data.description}", file=sys.stderr)
     results = evaluate_steps(lm, workdir, data, options, mesh)
+    if options.job and len(results) < len(every) and distributed.first():
+        print(f"{len(results)} of {len(every)} checkpoints have a result", file=sys.stderr)
     if not distributed.first():
         return
     print(table({"step": [str(result["step"]) for result in results], **figures(results)}))
@@ -86,6 +101,7 @@ def parser() -> command.Parser:
     add = made.add_argument
     add("--step", type=held_out.at_least(0), metavar="N", help="checkpoint to evaluate (default: the newest good one)")
     add("--all-steps", action="store_true", help="evaluate every checkpoint of the run and print the curve")
+    jobs.add_flag(add, "checkpoint of --all-steps")
     held_out.add_flags(made)
     add("--per-document", action="store_true", help="also report the loss of every document")
     add("--json", metavar="FILE", help="also write the results as JSON")
@@ -99,28 +115,38 @@ def parse(arguments: list[str]):
         raise UserError("--compare is not a flag of this command: python -m xfresearch.compare DIR DIR compares runs")
     options = parser().parse_args(arguments)
     task_commands.check(options)
+    if options.job and not options.all_steps:
+        raise UserError(f"--job={options.job} is not allowed without --all-steps: a job evaluates one of the checkpoints")
     if options.all_steps and options.step is not None:
         raise UserError(f"--step={options.step} is not allowed with --all-steps: give one of the two")
     return options
 
 
 def evaluate_steps(lm, workdir, data, options, mesh=None) -> list[dict]:
-    """The metrics of the model's own step, or of every good step of the run. A warning names each checkpoint that is
+    """The metrics of the model's own step, or of every good step of the run. Those of all steps are kept in the run's
+    directory, and what is kept is not measured again; a job measures its step alone. A warning names each checkpoint that is
     damaged, or that the run has deleted meanwhile; it is skipped."""
     from xfresearch.checkpoints import store
     from xfresearch.checkpoints.validity import Unusable
+    from xfresearch.evaluation.kept import Kept
     from xfresearch.loading import loading
 
     scorer = held_out.Scorer(lm, data, options.batch_size, mesh)
+    kept = Kept(workdir, data, options.per_document) if options.all_steps else None
     results = []
     for step in sorted({lm.step, *store.agreed_steps(workdir)}) if options.all_steps else [lm.step]:
-        try:
-            params = lm.params if step == lm.step else loading.read_params(workdir, lm.config, step, mesh)
-        except Unusable as error:
-            print(f"warning: {error}; skipped", file=sys.stderr)
-            continue
-        scores = scorer(params, f"step {step}")
-        results.append({"step": step, **metrics(data, scores, lm.tokenizer, options.per_document)})
+        result = kept and kept.read(step)
+        if result is None and (step == lm.step or not options.job):
+            try:
+                params = lm.params if step == lm.step else loading.read_params(workdir, lm.config, step, mesh)
+            except Unusable as error:
+                print(f"warning: {error}; skipped", file=sys.stderr)
+                continue
+            scores = scorer(params, f"step {step}")
+            result = {"step": step, **metrics(data, scores, lm.tokenizer, options.per_document)}
+            if kept:
+                kept.write(step, result)
+        results += [result] if result else []
     return results
 
 

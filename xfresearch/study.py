@@ -1,4 +1,4 @@
-"""python -m xfresearch.study --config FILE[:arg] --workdir DIR [--plan] [--cell I] [--reuse DIR ...]
+"""python -m xfresearch.study --config FILE[:arg] --workdir DIR [--plan] [--job I] [--reuse DIR ...]
                           [--config.key=value ...]
 python -m xfresearch.study --report --workdir DIR
 python -m xfresearch.study --runs RUN RUN ... --workdir DIR [flags of xfresearch.compare]
@@ -10,19 +10,18 @@ With --runs it trains nothing, and writes the report of xfresearch.compare on ex
 import os
 
 from xfresearch.config import shipped
-from xfresearch.runtime import command
+from xfresearch.runtime import command, jobs
 from xfresearch.runtime.errors import UserError
-
-JOB_NUMBERS = ("SLURM_ARRAY_TASK_ID", "JOB_COMPLETION_INDEX")  # of an array of Slurm, and of an indexed job of GKE
 
 EPILOG = """\
 examples:
   python -m xfresearch.study --config configs/studies/w_o.py:tiny --workdir studies/try
   python -m xfresearch.study --config configs/studies/w_o.py --workdir studies/w_o --plan
-  python -m xfresearch.study --config configs/studies/w_o.py --workdir gs://bucket/w_o --cell auto
+  python -m xfresearch.study --config configs/studies/w_o.py --workdir gs://bucket/w_o --job auto
   python -m xfresearch.study --runs runs/a runs/b --workdir studies/a_and_b
 
-The same command again goes on where it stopped; when all runs have ended, it writes the report. docs/studies.md explains."""
+The same command again goes on where it stopped; when all runs have ended, it writes the report. Started several times, it
+shares the runs among the processes. docs/studies.md explains."""
 
 
 def main(arguments: list[str]) -> None:
@@ -38,22 +37,24 @@ def main(arguments: list[str]) -> None:
         raise UserError("--config FILE or --runs RUN RUN ... is required (see --help)")
     shipped.require(options.config)
     from xfresearch.runtime.files import check_output, write_json
-    from xfresearch.studies import conducting, design, report, running
-    from xfresearch.studies.cells import cells, jobs
+    from xfresearch.studies import cells, conducting, design, report, running
 
     study = design.read(["--config", options.config, *overrides])
+    if options.job == jobs.COUNT:
+        return print(len(cells.jobs(study)))
     check_output("--workdir", f"{options.workdir}/{conducting.DESIGN}")
     conducting.require_same_design(study, options.workdir)
     store = running.open_store(options.workdir, options.reuse)
-    chosen = cells(study) if options.cell is None else _job(jobs(study), options.cell)
+    job = None if options.job is None else jobs.chosen(cells.jobs(study), options.job)
     solved = _plan(study, store, options)
     if options.plan:
         return
     write_json(store.folder / conducting.DESIGN, design.described(study))
-    found = conducting.conduct(study, store, solved, chosen)
+    found = conducting.conduct(study, store, solved, job)
     left = conducting.left(study, found)
     if left:
-        print(f"no report yet: {len(left)} of {len(cells(study))} cells have not ended ({', '.join(map('/'.join, left))})")
+        names = ", ".join(map("/".join, left))
+        print(f"no report yet: {len(left)} of {len(cells.cells(study))} cells have not ended ({names})")
         return
     results = conducting.write_report(study, store, solved, found)
     print("\n".join(["", *report.verdicts(results), "", f"report     {options.workdir}/report.html"]))
@@ -70,7 +71,7 @@ def _plan(study, store, options) -> dict:
     print("\n".join(plan.lines(study, planned, ended)), flush=True)
     if options.plan or left:
         running.check_figures(study, configs)
-    if options.plan or (options.cell is None and conducting.starts(study, store, ended)):
+    if options.plan or (options.job is None and conducting.starts(study, store, ended)):
         seconds = _timed(study, options.workdir, configs)
         print(plan.time_line(study, planned, seconds, ended, left), flush=True)
     elif untimed := configs.keys() - conducting.read_seconds(study, options.workdir, configs).keys():
@@ -95,9 +96,9 @@ def _seconds_to_match(study, options) -> dict:
     from xfresearch.studies.design import config_of
 
     configs = {cell: config_of(study, *cell) for cell in cells(study)}
-    if options.cell is not None and conducting.read_seconds(study, options.workdir, configs).keys() < configs.keys():
+    if options.job is not None and conducting.read_seconds(study, options.workdir, configs).keys() < configs.keys():
         raise UserError(
-            f"--cell={options.cell} is not allowed with config.match='seconds' before updates were timed: run the command "
+            f"--job={options.job} is not allowed with config.match='seconds' before updates were timed: run the command "
             f"once with --plan, which keeps the times in {options.workdir}"
         )
     return _timed(study, options.workdir, configs)
@@ -151,16 +152,6 @@ def _compare(options, flags: list[str]) -> None:
     print(f"\nreport     {options.workdir}/report.html")
 
 
-def _job(every: list[list], text: str) -> list:
-    """The cells of the job with a number, or with that of the job of an array."""
-    if text == "auto":
-        text = next((os.environ[name] for name in JOB_NUMBERS if name in os.environ), text)
-    if not text.isdecimal() or int(text) >= len(every):
-        allowed = f"at least 0 and at most {len(every) - 1}, or 'auto' in a job that has {' or '.join(JOB_NUMBERS)}"
-        raise UserError(f"--cell={text} is not allowed: it must be {allowed}")
-    return every[int(text)]
-
-
 def parser() -> command.Parser:
     """The flags of the command."""
     made = command.Parser(prog="python -m xfresearch.study", description=__doc__, epilog=EPILOG)
@@ -170,10 +161,7 @@ def parser() -> command.Parser:
     made.add_argument("--workdir", metavar="DIR", required=True, help="directory of the study, local or gs://")
     made.add_argument("--plan", action="store_true", help="print the plan, time updates, and end")
     made.add_argument("--report", action="store_true", help="write the report again from results.json, and end")
-    numbers = " or ".join(f"${name}" for name in JOB_NUMBERS)
-    cell = "run one job: the I-th cell of the plan, from 0, or with config.tune_at the I-th arm at all sizes; "
-    cell += f"'auto' for the number in {numbers}"
-    made.add_argument("--cell", metavar="I", help=cell)
+    jobs.add_flag(made.add_argument, "run")
     reuse = "directories of other studies: a run whose config is the same is not trained again"
     made.add_argument("--reuse", nargs="+", default=(), metavar="DIR", help=reuse)
     return made

@@ -309,7 +309,7 @@ class Instance:
         (["--compare", "{run}", "{run}"], "--compare .*: python -m xfresearch.compare"),
         (["--tasks", "piqa"], "required: --workdir"),
         (["--tasks", "piqa", "--workdir", "{run}", "--stride", "8"], "--stride is not allowed with --tasks"),
-        (["--tasks", "piqa", "--workdir", "{run}", "--all-steps"], "--all-steps is not allowed with --tasks"),
+        (["--tasks", "piqa", "--workdir", "{run}", "--job", "0"], "--job=0 is not allowed without --all-steps"),
         (["--tasks", "pica", "--workdir", "{run}", "--task-data", "{data}"], "did you mean 'piqa'"),
         (["--tasks", "piqa,,boolq", "--workdir", "{run}", "--task-data", "{data}"], "names separated by commas"),
         (["--tasks", "piqa", "--workdir", "{run}", "--task-data", "{run}"], "no file piqa.jsonl, which piqa reads"),

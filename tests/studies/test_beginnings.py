@@ -8,7 +8,7 @@ from tests.studies.tiny import run, time_nothing
 from xfresearch.runtime import hardware
 from xfresearch.runtime.errors import UserError
 from xfresearch.runtime.files import read_object, write_json
-from xfresearch.studies import conducting, plan
+from xfresearch.studies import conducting, plan, running
 from xfresearch.training.loop import Run
 
 
@@ -46,7 +46,7 @@ def test_a_design_may_change_before_the_runs(config, tmp_path, monkeypatch):
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(conducting, "run_trial", interrupt)
         run(config, tmp_path, "--config.margin=0.5")
-    run(config, tmp_path, "--cell=0")
+    run(config, tmp_path, "--job=0")
     assert read_object(tmp_path / "study.json")["margin"] == 0.02
 
 
@@ -77,21 +77,32 @@ def test_a_signal_that_comes_with_the_last_update_ends_the_study_after_its_run(c
     assert len(list(tmp_path.glob("tiny/*/*/result.json"))) == 1
 
 
-def test_two_processes_do_not_train_one_run(config, tmp_path):
+def test_two_processes_do_not_train_one_run(config, tmp_path, monkeypatch):
+    """The second one waits for the first, and then has nothing to do, or goes on where the first one stopped."""
     from xfresearch.training.workdir import locked
 
     run_of_another = tmp_path / "tiny/base/rate-0.01-seed-1000"  # the lock is the file's, not the process's
-    with locked(run_of_another), pytest.raises(UserError, match="another process is training in it"):
-        run(config, tmp_path, "--cell=0")
+    trained, lock = [], locked(run_of_another)
+
+    def sleep(seconds):
+        assert not trained
+        lock.__exit__(None, None, None)
+
+    monkeypatch.setattr(conducting.time, "sleep", sleep)
+    monkeypatch.setattr(running, "_trained", lambda *_: trained.append(1) or 1 / 0)
+    lock.__enter__()
+    with pytest.raises(ZeroDivisionError):
+        run(config, tmp_path, "--job=0")
+    assert trained
 
 
 def test_a_probe_that_is_added_is_measured_on_kept_checkpoints_by_another_commit(config, tmp_path, monkeypatch):
     kept = [*config, "--config.keep=True", "--config.extensions=0"]
-    run([*kept, "--config.probes=()"], tmp_path, "--cell=0")
+    run([*kept, "--config.probes=()"], tmp_path, "--job=4")
     trained = read_object(tmp_path / "runs.json")["runs"]
     monkeypatch.setattr(hardware, "git_commit", lambda: "c0ffee")
     monkeypatch.setattr(Run, "compile", None)  # no update is computed
-    run([*kept, "--config.probes=('copying',)"], tmp_path, "--cell=0")
+    run([*kept, "--config.probes=('copying',)"], tmp_path, "--job=4")
     measured = read_object(tmp_path / "runs.json")["runs"]
     assert measured.keys() == trained.keys()
     assert {(*each["probes"],) for each in measured.values()} == {(), ("copying",)}
@@ -102,7 +113,7 @@ def test_a_probe_that_is_added_is_measured_on_kept_checkpoints_by_another_commit
         write_json(file, result | {"data": result["data"] | {"tokenizer": "c0ffee"}})
     (tmp_path / "runs.json").unlink()
     with pytest.raises(UserError, match=r"has a run with other data \(tokenizer: 'c0ffee' -> .*: restore them, or remove"):
-        run([*kept, "--config.probes=('copying','recall')"], tmp_path, "--cell=0")
+        run([*kept, "--config.probes=('copying','recall')"], tmp_path, "--job=4")
 
 
 @pytest.mark.parametrize("workdir", ["file", "file/below"])

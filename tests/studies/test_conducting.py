@@ -11,8 +11,9 @@ from tests.studies.tiny import FILE, run, time_nothing
 from xfresearch.runtime.errors import UserError
 from xfresearch.runtime.files import read_object, write_json
 from xfresearch.studies import conducting, design, outcome, plan, report, running, tables
-from xfresearch.studies.cells import TUNING_SEED, Cell, Trial, cells, extensions, next_trial
+from xfresearch.studies.cells import TUNING_SEED, Cell, Job, Trial, extensions, jobs, next_trial
 from xfresearch.studies.running import open_store
+from xfresearch.training.claims import Busy
 
 
 def test_the_progress_counts_rates_beyond_the_grid(config, tmp_path, monkeypatch):
@@ -35,12 +36,12 @@ def test_the_progress_counts_rates_beyond_the_grid(config, tmp_path, monkeypatch
 
     monkeypatch.setattr(conducting, "stage", recorded)
     monkeypatch.setattr(conducting, "run_trial", run_trial)
-    conducting.conduct(chosen, store, solved, cells(chosen))
+    monkeypatch.setattr(conducting, "results", lambda *_: dict(found))
+    monkeypatch.setattr(conducting, "_keep_runs", lambda *_: dict(found))
+    conducting.conduct(chosen, store, solved)
     beyond = extensions(chosen, found)
     assert len(beyond) == chosen.extensions * len(chosen.arms) > 0
-    monkeypatch.setattr(conducting, "results", lambda *_: found)
-    monkeypatch.setattr(conducting, "_keep_runs", lambda *_: found)
-    conducting.conduct(chosen, store, solved, cells(chosen))  # it has all results from the start
+    conducting.conduct(chosen, store, solved)  # it has all results from the start
     assert all(each.done == each.total == 12 * len(found) for each in shown)
 
 
@@ -53,17 +54,44 @@ def test_processes_that_write_at_once_lose_no_run(config, tmp_path, monkeypatch)
 
     def interrupted(folder):
         before = read(folder)
-        if len(before) == 3 and len(list(tmp_path.glob("tiny/base/*/result.json"))) == 4:  # it writes its last run now
+        if len(before) == 2 and len(list(tmp_path.glob("tiny/base/*/result.json"))) == 3:  # it writes its last run now
             pretend(chosen, open_store(tmp_path), Trial(other, chosen.rates[0], TUNING_SEED), solved[other], None)
-        if len(before) == 4:
+        if len(before) == 3:
             monkeypatch.setattr(conducting, "read_runs", read)
-            conducting.conduct(chosen, open_store(tmp_path), solved, [other])
+            conducting.conduct(chosen, open_store(tmp_path), solved)
         return before
 
     monkeypatch.setattr(conducting, "read_runs", interrupted)
-    found = conducting.conduct(chosen, open_store(tmp_path), solved, [base])
+    found = conducting.conduct(chosen, open_store(tmp_path), solved, Job(base, None, 1))
     kept = running.read_runs(tmp_path)
     assert len(found) == len(kept) == 8 and {result["fingerprint"] for result in found.values()} == kept.keys()
+
+
+@pytest.mark.parametrize("numbered", [False, True], ids=["whole", "job"])
+def test_a_run_that_another_process_trains_is_left_to_it(config, tmp_path, monkeypatch, numbered):
+    """A process takes what is free, and waits for the rest: here, for the run that chooses the rate."""
+    chosen = replace(design.read(config), probes=())
+    solved, trained, waited = plan.make(chosen).matched, [], []
+    busy = Trial(Cell("tiny", "base"), chosen.rates[0], TUNING_SEED)
+
+    def run_trial(study, store, trial, matched, count):
+        if trial == busy:
+            raise Busy("another process is training in it")
+        trained.append(trial)
+        return pretend(study, store, trial, matched, count)
+
+    def sleep(seconds):
+        waited.append(seconds)
+        pretend(chosen, open_store(tmp_path), busy, solved[busy.cell], None)  # it ends
+
+    monkeypatch.setattr(conducting, "run_trial", run_trial)
+    monkeypatch.setattr(conducting.time, "sleep", sleep)
+    job = next(each for each in jobs(chosen) if each.cell == busy.cell and each.rate is None) if numbered else None
+    found = conducting.conduct(chosen, open_store(tmp_path), solved, job)
+    assert waited == [conducting.WAIT] and busy not in trained and trained.index(trained[0]) == 0
+    assert set(found) == {busy, *trained} and len(trained) == len(set(trained))
+    assert trained[0] == busy._replace(rate=chosen.rates[1])  # it did not wait at once
+    assert (len(trained) == 2) == numbered  # the other rate, and its own seed
 
 
 def test_only_an_arm_that_is_added_gets_options_later(tmp_path, monkeypatch, capsys):
@@ -102,7 +130,7 @@ def test_a_probe_that_is_added_is_checked_before_anything_runs(config, tmp_path,
     monkeypatch.setattr(conducting, "run_trial", pretend)
     run([*config, "--config.probes=()"], tmp_path)
     monkeypatch.setattr(conducting, "run_trial", None)
-    for more in ([], ["--cell=0"]):
+    for more in ([], ["--job=0"]):
         with pytest.raises(UserError, match="probes='attention.entropi' is not allowed"):
             run([*config, "--config.probes=('attention.entropi',)"], tmp_path, *more)
 
@@ -138,7 +166,7 @@ def test_checkpoints_that_a_killed_process_left_are_removed(config, tmp_path):
     trial = next_trial(chosen, {}, cell)
     pretend(chosen, open_store(tmp_path), trial, matched, None)
     (tmp_path / trial.folder / "checkpoints" / "12").mkdir(parents=True)
-    assert list(conducting.conduct(chosen, open_store(tmp_path), solved, [])) == [trial]
+    conducting._tidy_all(chosen, open_store(tmp_path), [trial])
     assert not (tmp_path / trial.folder / "checkpoints").exists()
 
 

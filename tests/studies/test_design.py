@@ -18,7 +18,7 @@ from xfresearch.data.pipeline import Batches
 from xfresearch.models import transformer
 from xfresearch.runtime.errors import UserError
 from xfresearch.studies import cells, design, matching, plan
-from xfresearch.studies.cells import TUNING_SEED, Cell, Trial, next_trial
+from xfresearch.studies.cells import TUNING_SEED, Cell, Job, Trial, next_trial, startable_for
 from xfresearch.studies.design import Study
 
 FILE = "configs/studies/w_o.py:tiny"
@@ -283,8 +283,31 @@ def test_rates_may_be_chosen_at_one_size():
     assert [trial.cell for trial in found] == [CELL] * 3 + [large] * 3
     assert [trial.rate for trial in found[3:]] == [1e-2] * 3
     assert len(list(cells.planned(study))) == 2 * (2 + 3) + 2 * 3
-    assert cells.jobs(study) == [[Cell(size, arm) for size in "ab"] for arm in STUDY.arms]
-    assert cells.jobs(STUDY) == [[cell] for cell in cells.cells(STUDY)]
+
+
+def test_jobs_are_numbered_rates_first():
+    every = cells.jobs(STUDY)
+    count = len(cells.cells(STUDY))
+    assert len(every) == len(list(cells.planned(STUDY))) == count * (len(STUDY.rates) + STUDY.seeds)
+    assert [job.seed for job in every] == [TUNING_SEED] * 2 * count + [0, 1, 2] * count
+    at_one_size = cells.jobs(replace(STUDY, tune_at="a"))
+    assert [job.cell.size for job in at_one_size if job.rate] == ["a"] * 4 and len(at_one_size) == 2 * (2 + 3) + 2 * 3
+    assert plan._ranges([0, 1, 2, 5, 7, 8]) == "0-2,5,7-8"
+
+
+def test_a_job_of_a_seed_needs_the_runs_that_choose_its_rate():
+    """In any order of the jobs: so no job waits for one that may never start."""
+    job = Job(CELL, None, 1)
+    results, found = {}, []
+    while trials := startable_for(STUDY, results, job):
+        found.append(trials[-1])  # the others may be trained elsewhere
+        results[trials[-1]] = {1e-3: 3.0, 1e-2: 2.0, 1e-1: 2.5}[trials[-1].rate]
+    assert [(trial.rate, trial.seed) for trial in found] == [
+        *((rate, TUNING_SEED) for rate in (1e-2, 1e-3, 1e-1)),
+        (1e-2, 1),
+    ]
+    assert startable_for(STUDY, results, Job(CELL, 1e-3, TUNING_SEED)) == []
+    assert startable_for(STUDY, {}, Job(CELL, 1e-3, TUNING_SEED)) == [Trial(CELL, 1e-3, TUNING_SEED)]
 
 
 def test_a_rate_that_diverges_bounds_the_grid_and_smaller_ones_are_tried_if_all_do():

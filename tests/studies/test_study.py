@@ -166,7 +166,7 @@ def test_runs_that_a_design_does_not_need_now_stay_in_the_file(config, finished,
     other = before[next(iter(before))] | {"fingerprint": "other"}
     result = other | {"fingerprint": running.fingerprint(running.config_of_trial(trial, longer[trial.cell].config))}
     write_json(tmp_path / trial.folder / "result.json", result)
-    conducting.conduct(chosen, open_store(tmp_path), longer, [])
+    conducting._keep_runs(chosen, open_store(tmp_path), longer)
     assert running.read_runs(tmp_path) == before | {result["fingerprint"]: result}
 
 
@@ -256,18 +256,24 @@ def test_a_design_does_not_change_after_the_runs(config, finished, change, messa
     assert all(path.read_bytes() == kept for path, kept in before.items())
 
 
-def test_a_cell_runs_alone_and_the_last_one_reports(config, finished, tmp_path, capsys, monkeypatch):
-    for cell, name in enumerate(("SLURM_ARRAY_TASK_ID", "JOB_COMPLETION_INDEX")):
+def test_numbered_jobs_do_a_run_each_and_the_last_one_reports(config, finished, tmp_path, capsys, monkeypatch):
+    """In any order: the first job of a seed tries the rates, too, whose own jobs then have nothing to do."""
+    study.main([*config, "--workdir", str(tmp_path), "--job", "count"])
+    assert capsys.readouterr().out == "8\n"
+    names = ("SLURM_ARRAY_TASK_ID", "JOB_COMPLETION_INDEX")
+    for number in (7, 4, 5, 6, 0):
         with monkeypatch.context() as patch:
-            patch.setenv(name, str(cell))
+            patch.setenv(names[number % 2], str(number))
             patch.setattr(workdir, "in_bucket", lambda path: True)  # runs are claimed, and not locked
-            run(config, tmp_path, "--cell=auto")
-        assert (tmp_path / "results.json").exists() == (cell == 1)
-        assert ("no report yet" in capsys.readouterr().out) == (cell < 1)
+            if number == 0:
+                patch.setattr(conducting, "run_trial", None)
+            run(config, tmp_path, "--job=auto")
+        assert (tmp_path / "results.json").exists() == (number in (6, 0))
+        assert ("no report yet" in capsys.readouterr().out) == (number not in (6, 0))
     assert without_times(read_object(tmp_path / "results.json")) == without_times(read_object(finished / "results.json"))
-    for wrong in ("2", "-1", "auto"):
-        with pytest.raises(UserError, match=f"--cell={wrong} is not allowed: it must be at least 0 and at most 1"):
-            run(config, tmp_path, f"--cell={wrong}")
+    for wrong in ("8", "-1", "auto"):
+        with pytest.raises(UserError, match=f"--job={wrong} is not allowed: it must be at least 0 and at most 7"):
+            run(config, tmp_path, f"--job={wrong}")
 
 
 def test_a_seed_that_is_missing_or_diverged_makes_no_verdict(config, finished, tmp_path):
@@ -352,14 +358,14 @@ def test_equal_seconds_are_those_of_the_first_start(config, tmp_path, monkeypatc
     fake_times(monkeypatch, speeds)
     size = "('steps=3','model.width=16','model.depth=1')"
     flags = "--config.match=seconds", "--config.solve=steps", f"--config.sizes.tiny={size}"
-    with pytest.raises(UserError, match="--cell=0 is not allowed with config.match='seconds' before updates were timed"):
-        run(config, tmp_path, *flags, "--cell=0")
+    with pytest.raises(UserError, match="--job=0 is not allowed with config.match='seconds' before updates were timed"):
+        run(config, tmp_path, *flags, "--job=0")
     planned = []
-    monkeypatch.setattr(conducting, "conduct", lambda study, store, solved, chosen: planned.append(solved) or {})
+    monkeypatch.setattr(conducting, "conduct", lambda study, store, solved, job: planned.append(solved) or {})
     run(config, tmp_path, *flags, "--plan")  # measures and keeps them
-    run(config, tmp_path, *flags, "--cell=0")
+    run(config, tmp_path, *flags, "--job=0")
     speeds["parallel"] = 3.0
-    run(config, tmp_path, *flags, "--cell=1")
+    run(config, tmp_path, *flags, "--job=1")
     for solved in planned:
         arm = solved[Cell("tiny", "parallel")]
         assert arm.config.steps == 4 and arm.mismatch == 0

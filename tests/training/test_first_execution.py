@@ -152,7 +152,7 @@ def commands(workdir, folder):
         "evaluate": (evaluate, [*read, "--all-steps", "--limit", "4"]),
         "generate": (generate, [*read, "--prompt", "some", "--max-new-tokens", "4"]),
         "edit": (edit, ["finetune", *read, "--to", str(folder / "edited"), *requests, "--steps", "2"]),
-        "study": (study, ["--config", str(folder / "tiny.py"), "--workdir", str(folder / "study"), "--cell=0"]),
+        "study": (study, ["--config", str(folder / "tiny.py"), "--workdir", str(folder / "study"), "--job=4"]),
     }
 
 

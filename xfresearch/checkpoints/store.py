@@ -89,6 +89,13 @@ def has_only_params(workdir) -> bool:
     return bool(saved) and not any(exists(path / "rest") for path in saved)
 
 
+def digest_of(workdir, step: int) -> str:
+    """The digest of a checkpoint with all that it holds; '' if it has none, as those of an earlier version, or is gone."""
+    with suppress(OSError, ValueError):
+        return json.loads(read_bytes(inside(folder_of(workdir, step), "meta", "metadata"))).get("digest", "")
+    return ""
+
+
 def _losses(workdir) -> dict[int, float]:
     """{step: finite held-out loss} of the good checkpoints that have one. A meta has those of all that were there when it
     was saved: that of its own step may have been measured later."""

@@ -4,12 +4,12 @@ import sys
 
 from xfresearch.evaluation.held_out import at_least, open_model
 from xfresearch.harness import tasks
-from xfresearch.runtime import distributed
+from xfresearch.runtime import distributed, jobs
 from xfresearch.runtime.errors import UserError
 from xfresearch.runtime.files import write_json
 from xfresearch.runtime.tables import format_number, table, to_columns
 
-LOSS_FLAGS = ("data", "split", "stride", "per_document", "all_steps")  # flags of the held-out loss only
+LOSS_FLAGS = ("data", "split", "stride", "per_document")  # flags of the held-out loss only
 
 
 def add_flags(parser) -> None:
@@ -39,17 +39,23 @@ def _flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-def run(options) -> None:
-    """Evaluates the model and prints the results as `options` say."""
+def run(options, steps: list[int | None]) -> None:
+    """Evaluates checkpoints (None: the newest good one), or the one of a job, and prints the results as `options` say."""
+    measured = [_measured(step, options) for step in ([jobs.chosen(steps, options.job)] if options.job else steps)]
+    if options.json and distributed.first():
+        found = [without_values(model) for model in measured]
+        write_json(options.json, {"steps": found} if options.all_steps and not options.job else found[0])
+
+
+def _measured(step: int | None, options) -> dict:
+    """The results of one checkpoint, which are printed."""
     from xfresearch.harness.measuring import measure
 
-    model = measure(options.workdir, *open_model(options.workdir, options.step), options)
-    if not distributed.first():
-        return
-    print(f"{model['workdir']}, step {model['step']}; answers are saved in {model['kept_in']}", file=sys.stderr)
-    print(table(columns(model["tasks"])))
-    if options.json:
-        write_json(options.json, without_values(model))
+    model = measure(options.workdir, *open_model(options.workdir, step), options)
+    if distributed.first():
+        print(f"{model['workdir']}, step {model['step']}; answers are saved in {model['kept_in']}", file=sys.stderr)
+        print(table(columns(model["tasks"])))
+    return model
 
 
 def without_values(model: dict) -> dict:

@@ -3,7 +3,7 @@
 First every rate of the grid runs with one seed that no comparison uses. If the best rate is the smallest or the largest
 one, a further one is tried, as often as the study allows. Then the seeds run at the best rate. With `tune_at`, the rates run
 at that size alone, and the other sizes have the rate that is best there. All of this follows from the results so far: an
-interrupted study goes on, and the jobs of a study may run on different machines.
+interrupted study goes on, and its runs may be on different machines, by several processes or by numbered jobs of a run each.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -45,12 +45,20 @@ def cells(study: Study) -> list[Cell]:
     return [Cell(size, arm) for size in study.sizes for arm in arms]
 
 
-def jobs(study: Study) -> list[list[Cell]]:
-    """The cells that one job runs, because they share learning rates: one cell, or with `tune_at` those of an arm."""
-    every = cells(study)
-    if not study.tune_at:
-        return [[cell] for cell in every]
-    return [[cell for cell in every if cell.arm == arm] for arm in dict.fromkeys(cell.arm for cell in every)]
+class Job(NamedTuple):
+    """A run as it is numbered before anything is known: with a rate of the grid, or at the best rate of its cell."""
+
+    cell: Cell
+    rate: float | None  # None: the best one
+    seed: int
+
+
+def jobs(study: Study) -> list[Job]:
+    """The numbered jobs of a study: first all that try a rate, then the seeds of each cell, which need the best rate. Rates
+    beyond the grid have none: the job that needs them tries them."""
+    trying = [cell for cell in cells(study) if cell == tuned(study, cell)]
+    tried_first = [Job(cell, rate, TUNING_SEED) for cell in trying for rate in study.rates]
+    return tried_first + [Job(cell, None, seed) for cell in cells(study) for seed in range(study.seeds)]
 
 
 def tuned(study: Study, cell: Cell) -> Cell:
@@ -76,16 +84,38 @@ def next_rate(study: Study, losses: Mapping[float, float]) -> float | None:
     return float(f"{min(losses) / ratio if edge == 'low' else max(losses) * ratio:.3g}")
 
 
+def tuning(study: Study, results: Results, cell: Cell) -> list[Trial]:
+    """The runs that choose the rate of a cell, as far as they are known: the grid, and those beyond its edge."""
+    losses = tried(study, results, cell)
+    beyond = {*losses, next_rate(study, losses)} - {None, *study.rates}
+    return [Trial(tuned(study, cell), rate, TUNING_SEED) for rate in (*study.rates, *sorted(beyond))]
+
+
+def compared(study: Study, results: Results, cell: Cell) -> list[Trial]:
+    """The paired runs of a cell; [] while its rate is not known, or if every learning rate diverged."""
+    losses = tried(study, results, cell)
+    best = None if next_rate(study, losses) is not None else rates.best_rate(losses)
+    return [] if best is None else seeded(study, cell, best)
+
+
+def startable(study: Study, results: Results, cell: Cell) -> list[Trial]:
+    """The runs that a cell still needs and that may start now, in any order; [] if it is complete."""
+    missing = [trial for trial in tuning(study, results, cell) if trial not in results]
+    return missing or [trial for trial in compared(study, results, cell) if trial not in results]
+
+
+def startable_for(study: Study, results: Results, job: Job) -> list[Trial]:
+    """The runs that a job still needs and that may start now: its own, and before it those that choose its rate."""
+    if job.rate is not None:
+        own = Trial(job.cell, job.rate, job.seed)
+        return [own] if own not in results else []
+    every = startable(study, results, job.cell)
+    return [trial for trial in every if trial.tunes or trial.seed == job.seed]
+
+
 def next_trial(study: Study, results: Results, cell: Cell) -> Trial | None:
     """The next run for a cell; None if it is complete, or every learning rate diverged."""
-    losses = tried(study, results, cell)
-    rate = next_rate(study, losses)
-    if rate is not None:
-        return Trial(tuned(study, cell), rate, TUNING_SEED)
-    best = rates.best_rate(losses)
-    if best is None:
-        return None
-    return next((trial for trial in seeded(study, cell, best) if trial not in results), None)
+    return next(iter(startable(study, results, cell)), None)
 
 
 def seeded(study: Study, cell: Cell, rate: float) -> list[Trial]:

@@ -1,15 +1,15 @@
-"""Runs the cells of a study in one process, one run after another, and goes on where it stopped.
+"""Runs a study, one run after another, and goes on where it stopped. Several processes may share the runs.
 
 The directory of a study has study.json (the design), seconds.json (the times of updates), a directory for each run,
 runs.json (the results of all runs that have ended), and at the end results.json, report.html and report.md. Processes on
-different machines may run different cells in one directory. The first two and runs.json are enough to go on elsewhere,
-without training a finished run again.
+different machines may work in one directory: each takes a run that nobody trains. The first two and runs.json are enough to
+go on elsewhere, without training a finished run again.
 """
 
 import json
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from etils import epath
 
@@ -20,12 +20,25 @@ from xfresearch.runtime.files import exists, found_in, inside, read_object, writ
 from xfresearch.runtime.progress import stage
 from xfresearch.runtime.schema import ANY, Maybe, check
 from xfresearch.studies import outcome, report
-from xfresearch.studies.cells import Cell, Trial, cells, extensions, next_trial, planned
+from xfresearch.studies.cells import (
+    Cell,
+    Job,
+    Trial,
+    cells,
+    compared,
+    extensions,
+    planned,
+    startable,
+    startable_for,
+    tuning,
+)
 from xfresearch.studies.design import Study, described
 from xfresearch.studies.frequencies import of_frequencies
 from xfresearch.studies.matching import Matched
 from xfresearch.studies.running import RUNS_FILE, Store, deciding, read_runs, run_trial, seconds, tidy
+from xfresearch.training.claims import Busy
 
+WAIT = 5.0  # seconds between two looks at runs that other processes train
 DESIGN, RESULTS, SECONDS = "study.json", "results.json", "seconds.json"
 TIMES = {"updates": {ANY: {"seconds": float}}, "machine": Maybe(str)}  # seconds.json
 # What was decided before the first run.
@@ -112,39 +125,73 @@ def _times(workdir) -> dict:
 
 
 def results(study: Study, store: Store, solved: Mapping[Cell, Matched]) -> dict[Trial, dict]:
-    """The results of all finished runs that the study needs, in the order in which they ran."""
+    """The results of all finished runs that the study needs, cell by cell."""
     found: dict[Trial, dict] = {}
     for cell in cells(study):
-        while trial := next_trial(study, _values(study, found), cell):
-            result = store.find(study, trial, solved[trial.cell].config)
-            if result is None:
-                break
-            found[trial] = result
+        looked_for = set()
+        while new := [trial for trial in _known(study, _values(study, found), cell) if trial not in looked_for]:
+            looked_for.update(new)
+            kept = {trial: store.find(study, trial, solved[trial.cell].config) for trial in new}
+            found |= {trial: result for trial, result in kept.items() if result is not None}
     return found
 
 
-def conduct(study: Study, store: Store, solved: Mapping[Cell, Matched], chosen: Iterable[Cell]) -> dict[Trial, dict]:
-    """Runs what the chosen cells still need, with one progress bar. Returns the results of all finished runs."""
-    chosen = list(chosen)
+def _known(study: Study, values: Mapping[Trial, float], cell: Cell) -> list[Trial]:
+    """All runs of a cell that are known to be needed."""
+    return tuning(study, values, cell) + compared(study, values, cell)
 
-    def steps(trials: Iterable[Trial]) -> int:
-        return sum(solved[trial.cell].config.steps for trial in trials if trial.cell in chosen)
+
+def conduct(study: Study, store: Store, solved: Mapping[Cell, Matched], job: Job | None = None) -> dict[Trial, dict]:
+    """Runs what the study, or a job of it, still needs, with one progress bar. Other processes may do so at the same time:
+    a run that one of them trains is left to it. Returns the results of all finished runs."""
+
+    def wanted(found: Mapping[Trial, dict]) -> list[Trial]:
+        values = _values(study, found)
+        if job is not None:
+            return startable_for(study, values, job)
+        return list(dict.fromkeys(trial for cell in cells(study) for trial in startable(study, values, cell)))
 
     found = results(study, store, solved)
     outcome.require_same_data(found)
+    _tidy_all(study, store, found)
+    total = _steps(solved, planned(study), job) + _steps(solved, extensions(study, found), job)
+    with stage("study", total, "updates") as progress:
+        progress.update(_steps(solved, found, job))
+        while trials := wanted(found):
+            done = _run_one(study, store, solved, trials, progress.update)
+            if done is None:  # other processes train all of them
+                time.sleep(WAIT)
+            before, found = found, _keep_runs(study, store, solved)
+            new = found.keys() - before.keys()
+            progress.extend(_steps(solved, extensions(study, new), job))
+            progress.update(_steps(solved, new - {done}, job))
+    return _keep_runs(study, store, solved)
+
+
+def _steps(solved: Mapping[Cell, Matched], trials: Iterable[Trial], job: Job | None) -> int:
+    """The updates of runs, those of a job's cell if there is one."""
+    cells_of = {job.cell} if job else solved.keys()
+    return sum(solved[trial.cell].config.steps for trial in trials if trial.cell in cells_of)
+
+
+def _run_one(study: Study, store: Store, solved, trials: Sequence[Trial], count: Callable[[int], None]) -> Trial | None:
+    """Runs the first of `trials` that no other process trains, and returns it; None if others train all."""
+    for trial in trials:
+        try:
+            result = run_trial(study, store, trial, solved[trial.cell], count)
+        except Busy:
+            continue
+        print(f"{trial.folder}: {_in_words(study, result)}", file=sys.stderr, flush=True)
+        return trial
+    return None
+
+
+def _tidy_all(study: Study, store: Store, found: Iterable[Trial]) -> None:
+    """Removes checkpoints that processes left which were killed after their result was written."""
     with_checkpoints = {each.parent for each in found_in(store.folder, "*/*/*/checkpoints")}
     for folder in (store.folder / trial.folder for trial in found):
         if folder in with_checkpoints:
             tidy(study, folder)
-    with stage("study", steps(planned(study)) + steps(extensions(study, found)), "updates") as progress:
-        progress.update(steps(found))
-        for cell in chosen:
-            while trial := next_trial(study, _values(study, found), cell):
-                progress.extend(steps(extensions(study, [trial])))
-                found[trial] = run_trial(study, store, trial, solved[trial.cell], progress.update)
-                print(f"{trial.folder}: {_in_words(study, found[trial])}", file=sys.stderr, flush=True)
-                _keep_runs(study, store, solved)
-    return _keep_runs(study, store, solved)
 
 
 def _keep_runs(study: Study, store: Store, solved: Mapping[Cell, Matched]) -> dict[Trial, dict]:
@@ -162,7 +209,7 @@ def _keep_runs(study: Study, store: Store, solved: Mapping[Cell, Matched]) -> di
 
 def left(study: Study, found: Mapping[Trial, dict]) -> list[Cell]:
     """The cells that still need runs."""
-    return [cell for cell in cells(study) if next_trial(study, _values(study, found), cell)]
+    return [cell for cell in cells(study) if startable(study, _values(study, found), cell)]
 
 
 def _in_words(study: Study, result: Mapping) -> str:

@@ -90,12 +90,20 @@ def lines(study: Study, plan: Plan, ended: Collection[Trial]) -> list[str]:
 
 
 def table(study: Study, solved: Mapping[Cell, Matched]) -> list[str]:
-    """Job number, parameters and cost of each cell."""
+    """Numbers of the jobs, parameters and cost of each cell."""
     relative = f"{study.match}, relative to the baseline"
-    titles = ("job", "size", "arm", "parameters", "updates", "FLOPs", relative, "solved for")
-    rows, job_of = [titles], {cell: str(number) for number, job in enumerate(jobs(study)) for cell in job}
+    titles = ("jobs", "size", "arm", "parameters", "updates", "FLOPs", relative, "solved for")
+    rows, numbered = [titles], list(enumerate(jobs(study)))
     for cell, each in solved.items():
-        numbers = f"{each.parameters:,}", f"{each.config.steps:,}", f"{each.training_flops:.2e}", f"{each.mismatch:+.2%}"
-        rows.append((job_of[cell], *cell, *numbers, each.solved))
+        of_cell = [number for number, job in numbered if job.cell == cell]
+        numbers = (f"{each.parameters:,}", f"{each.config.steps:,}", f"{each.training_flops:.2e}", f"{each.mismatch:+.2%}")
+        rows.append((_ranges(of_cell), *cell, *numbers, each.solved))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+def _ranges(numbers: list[int]) -> str:
+    """'0-2,9-13' for ascending numbers, as Slurm's --array takes them."""
+    ends = [i for i in numbers if i + 1 not in numbers]
+    starts = [i for i in numbers if i - 1 not in numbers]
+    return ",".join(f"{low}-{high}" if low < high else f"{low}" for low, high in zip(starts, ends, strict=True))

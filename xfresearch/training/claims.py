@@ -25,10 +25,14 @@ RENEW, STALE = 20.0, 90.0  # seconds
 PREFIX = ".claim-"
 
 
+class Busy(UserError):
+    """Another process trains in a directory."""
+
+
 @contextmanager
 def claimed(folder, renew: float = RENEW, stale: float = STALE) -> Iterator[None]:
     """Claims a directory (an epath.Path) while the `with` block runs. Waits while another process may have died there.
-    Raises UserError if it is alive."""
+    Raises Busy if it is alive."""
     claim = _Claim(folder / f"{PREFIX}{secrets.token_hex(6)}", renew, stale)
     renewing = threading.Thread(target=claim.keep_renewing, daemon=True)
     renewing.start()
@@ -82,12 +86,12 @@ def _now() -> float:
 
 
 def _wait_for_others(folder, mine, renew: float, stale: float) -> None:
-    """Returns when no other process has a claim that may be renewed. Raises UserError if one was renewed."""
+    """Returns when no other process has a claim that may be renewed. Raises Busy if one was renewed."""
     first: dict[str, float] = {}
     while others := _others(folder, mine, stale):
         for name, at in others.items():
             if first.setdefault(name, at) != at and (who := _owner(folder / name)):
-                raise UserError(f"--workdir={folder}: another process is training in it ({who})")
+                raise Busy(f"--workdir={folder}: another process is training in it ({who})")
         time.sleep(renew / 4)
 
 

@@ -36,7 +36,7 @@ from xfresearch.runtime.files import (
     write_json,
 )
 from xfresearch.runtime.schema import Maybe, Of, check, is_number
-from xfresearch.training.claims import claimed
+from xfresearch.training.claims import Busy, claimed
 from xfresearch.training.fork import check_fork
 from xfresearch.training.metrics import last_written
 
@@ -49,7 +49,7 @@ RUN = {"starts": [START], "lineage": Maybe([LINEAGE])}  # run.json
 @contextmanager
 def locked(workdir):
     """Creates the directory and locks it for this process; one in a bucket is claimed (claims.py). Raises UserError if it
-    cannot be written or another process trains in it."""
+    cannot be written, Busy if another process trains in it."""
     path = epath.Path(workdir).expanduser()
     try:
         make_directory(path)
@@ -73,7 +73,7 @@ def _lock(lock: int, path) -> None:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
-        raise UserError(f"--workdir={path}: another process is training in it") from error
+        raise Busy(f"--workdir={path}: another process is training in it") from error
     except OSError as error:  # no locks on this file system, as on some Lustre mounts
         print(f"warning: {path} cannot be locked: {error.strerror}; start only one run in it", file=sys.stderr)
 
