@@ -4,7 +4,6 @@ definitions."""
 import json
 import math
 import os
-import shutil
 import subprocess
 import sys
 from contextlib import contextmanager
@@ -311,38 +310,6 @@ def test_all_steps_gives_a_curve(run, tmp_path, capsys):
     assert curve[0]["loss"] != curve[1]["loss"]
     table = capsys.readouterr().out.splitlines()
     assert table[0].split()[:2] == ["step", "loss"] and len({len(line) for line in table[:3]}) == 1
-
-
-def test_numbered_jobs_evaluate_a_checkpoint_each_and_the_curve_is_collected(run, tmp_path, capsys, monkeypatch):
-    run = shutil.copytree(run, tmp_path / "a", ignore=shutil.ignore_patterns("evaluations"))
-    evaluate.main(["--workdir", str(run), "--all-steps", "--job", "count"])
-    assert capsys.readouterr().out == "2\n"
-    with monkeypatch.context() as patch:
-        patch.setenv("JOB_COMPLETION_INDEX", "0")
-        (alone,) = evaluated(run, "--all-steps", "--job=auto", tmp_path=tmp_path)["steps"]
-    assert alone["step"] == 10 and "1 of 2 checkpoints have a result" in capsys.readouterr().err
-    measured = []
-    monkeypatch.setattr(evaluate, "metrics", recorded(evaluate.metrics, measured))
-    curve = evaluated(run, "--all-steps", tmp_path=tmp_path)["steps"]
-    assert [point["step"] for point in curve] == [10, 20] and curve[0] == alone and len(measured) == 1
-    evaluated(run, "--all-steps", "--job=0", "--limit=2", tmp_path=tmp_path)  # of other data
-    assert len(measured) == 2
-    for file in (run / "evaluations").glob("*/10.json"):  # of a checkpoint that was replaced
-        file.write_text(file.read_text().replace('"checkpoint": "', '"checkpoint": "0'))
-    assert evaluated(run, "--all-steps", tmp_path=tmp_path)["steps"][0]["loss"] == curve[0]["loss"] and len(measured) == 3
-    for wrong, text in ((["--job=2", "--all-steps"], "at most 1"), (["--job=0"], "not allowed without --all-steps")):
-        with pytest.raises(UserError, match=text):
-            evaluate.main(["--workdir", str(run), *wrong])
-
-
-def recorded(function, calls: list):
-    """`function`, which adds to `calls` whenever it is called."""
-
-    def call(*arguments):
-        calls.append(arguments)
-        return function(*arguments)
-
-    return call
 
 
 def test_another_corpus_and_split_can_be_evaluated(run, tmp_path):

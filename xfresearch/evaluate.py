@@ -114,9 +114,9 @@ def parse(arguments: list[str]):
     if any(argument.partition("=")[0] == "--compare" for argument in arguments):
         raise UserError("--compare is not a flag of this command: python -m xfresearch.compare DIR DIR compares runs")
     options = parser().parse_args(arguments)
-    task_commands.check(options)
     if options.job and not options.all_steps:
         raise UserError(f"--job={options.job} is not allowed without --all-steps: a job evaluates one of the checkpoints")
+    task_commands.check(options)
     if options.all_steps and options.step is not None:
         raise UserError(f"--step={options.step} is not allowed with --all-steps: give one of the two")
     return options

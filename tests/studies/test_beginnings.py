@@ -77,6 +77,14 @@ def test_a_signal_that_comes_with_the_last_update_ends_the_study_after_its_run(c
     assert len(list(tmp_path.glob("tiny/*/*/result.json"))) == 1
 
 
+def test_a_job_that_does_not_exist_is_one_line(config, tmp_path, capsys):
+    run(config, tmp_path, "--job=count")
+    assert capsys.readouterr().out == "8\n"
+    for wrong in ("8", "-1", "auto"):
+        with pytest.raises(UserError, match=f"--job={wrong} is not allowed: it must be at least 0 and at most 7"):
+            run(config, tmp_path, f"--job={wrong}")
+
+
 def test_two_processes_do_not_train_one_run(config, tmp_path, monkeypatch):
     """The second one waits for the first, and then has nothing to do, or goes on where the first one stopped."""
     from xfresearch.training.workdir import locked
