@@ -150,6 +150,20 @@ check_job() {
   [[ -z $config || -f ${config%%:*} ]] || fail "--config=$config: there is no such file in the checkout"
 }
 
+# count_jobs: prints how many numbered jobs the job has, which it is asked on this machine, on the CPU.
+count_jobs() {
+  local i found asked=("${job[@]}")
+  for ((i = 0; i < ${#asked[@]}; i++)); do
+    case ${asked[i]} in
+      --job) asked[i + 1]=count ;;
+      --job=*) asked[i]=--job=count ;;
+    esac
+  done
+  found=$(JAX_PLATFORMS=cpu "${asked[@]}") || fail "the command does not say how many jobs it has: $(quoted "${asked[@]}")"
+  [[ $found =~ ^[1-9][0-9]*$ ]] || fail "the command has no jobs: $(quoted "${asked[@]}") printed '$found'"
+  printf '%s' "$found"
+}
+
 # require_bucket REASON: fails unless the job writes its results to a bucket, if it writes any.
 require_bucket() {
   local module workdir

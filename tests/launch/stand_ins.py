@@ -79,7 +79,7 @@ def unknown_flags(words: list[str]) -> list[str]:
     if name not in FLAGS:
         return []
     end = words.index(JOB_STARTS_WITH[name]) if JOB_STARTS_WITH.get(name) in words else len(words)
-    flags = [word.partition("=")[0] for word in words[:end] if word.startswith("-")]
+    flags = [word.partition("=")[0] for word in words[:end] if word.startswith("-") and word != "-"]
     return [flag for flag in flags if flag not in FLAGS[name].split()]
 
 

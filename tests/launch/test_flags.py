@@ -16,7 +16,7 @@ from xfresearch.run.files import parse
 from xfresearch.studies import design
 
 SCRIPTS = sorted(path.name for path in (ROOT / "launch").iterdir() if path.suffix in (".sh", ".sbatch"))
-LAUNCHERS = ["gke.sh", "local.sh", "multi_gpu.sh", "slurm.sbatch", "tpu_vm.sh"]
+LAUNCHERS = ["gke.sh", "gke_jobs.sh", "local.sh", "multi_gpu.sh", "slurm.sbatch", "tpu_vm.sh"]
 TPU_VM = "--name run1 --zone europe-west4-b --accelerator v6e-16 --spot"
 GKE = "--cluster c --workload w --tpu-type v6e-16 --image x:1"
 TRAIN = "-- python -m xfresearch.train --config configs/llama.py --workdir gs://b/r"
@@ -54,10 +54,6 @@ def pages() -> dict[str, list[list[str]]]:
         (group,) = yaml.safe_load((ROOT / "launch" / name).read_text())["spec"]["replicatedJobs"]
         (container,) = group["template"]["spec"]["template"]["spec"]["containers"]
         found[name] = our_commands(shlex.join(container["args"]))
-    (container,) = yaml.safe_load((ROOT / "launch" / "gke_study.yaml").read_text())["spec"]["template"]["spec"][
-        "containers"
-    ]
-    found["gke_study.yaml"] = our_commands(shlex.join(container["args"]))
     return found
 
 
@@ -83,7 +79,7 @@ def test_every_flag_and_key_of_an_example_exists(words):
 
 
 def test_examples_were_found():
-    expected = {"launch.md", "studies.md", "local.sh", "multi_gpu.sh", "gke.yaml", "gke_gpu.yaml", "gke_study.yaml"}
+    expected = {"launch.md", "studies.md", "local.sh", "multi_gpu.sh", "gke.yaml", "gke_gpu.yaml"}
     assert expected <= {name for name, _ in EXAMPLES}
     assert sum(name == "launch.md" for name, _ in EXAMPLES) >= 5
 
@@ -151,7 +147,12 @@ def test_every_flag_that_local_sh_adds_exists(launcher):
         ("gke.sh", f"{GKE} --tpu-type v6e-x {TRAIN}", "--tpu-type='v6e-x'"),
         ("gke.sh", f"{GKE} --image= {TRAIN}", "--image=''"),
         ("slurm.sbatch", f"--nodes two {TRAIN}", "--nodes='two'"),
-        ("slurm.sbatch", f"--array 3 {TRAIN}", "--array='3'.* 0-7"),
+        ("slurm.sbatch", f"--array 3- {TRAIN}", "--array='3-'.* 0-99%8, or all"),
+        ("slurm.sbatch", f"--mem x {TRAIN}", "--mem='x'.* 200G"),
+        ("slurm.sbatch", f"--mounts /a:/a {TRAIN}", "--mounts=/a:/a is not allowed without --container"),
+        ("gke_jobs.sh", f"--name j --image x:1 --gpu nvidia-l4 --count 3 {TRAIN}", "--job auto is missing in the command"),
+        ("gke_jobs.sh", f"--name j --image x:1 --count 3 {TRAIN} --job auto", "--gpu and --tpu: give exactly one"),
+        ("gke_jobs.sh", f"--name j --image x:1 --tpu t --topology 4x4 {TRAIN} --job auto", "--topology='4x4'.* one host"),
         ("slurm.sbatch", f"--gpus-per-node x {TRAIN}", "--gpus-per-node='x'"),
         ("slurm.sbatch", f"--gpus-per-node 08 {TRAIN}", "--gpus-per-node='08'"),
         ("slurm.sbatch", f"--name a/b {TRAIN}", "--name='a/b'.* letters"),

@@ -10,9 +10,7 @@ from tests.launch.stand_ins import ROOT
 JOB = shlex.split("--cluster c --workload w --tpu-type v6e-16 --image registry/x:1")
 TRAIN = shlex.split("-- python -m xfresearch.train --config configs/llama.py --workdir gs://bucket/run")
 GPUS = shlex.split("--cluster c --workload w --gpu-type h100-mega-80gb-8 --nodes 4 --image registry/x:1")
-TABLE = (
-    "Jobset Name   Created Time           Priority   TPU/GPU VMs Needed   TPU/GPU VMs Running/Ran   TPU/GPU VMs Done   "
-)
+TABLE = "Jobset Name   Created Time           Priority   TPU/GPU VMs Needed   TPU/GPU VMs Running/Ran   TPU/GPU VMs Done   "
 TABLE += "Status     Status Message       Status Time\n{:11}   2026-11-28T03:00:00Z   medium     4                    "
 TABLE += "4                         0                  {:8}   a message of words   2026-11-28T03:01:00Z\n"
 
@@ -131,9 +129,7 @@ def test_xpk_has_no_terminal_to_ask_whether_to_delete(launcher):
     """It deletes a running job if it is answered with y."""
     program = launcher.folder / "bin" / "xpk"
     program.unlink()
-    program.write_text(
-        "#!/bin/sh\n[ \"$1 $2\" != 'workload create' ] || { read -r answer; echo \"read '$answer'\"; }\n"
-    )
+    program.write_text("#!/bin/sh\n[ \"$1 $2\" != 'workload create' ] || { read -r answer; echo \"read '$answer'\"; }\n")
     program.chmod(0o755)
     script = ["bash", str(ROOT / "launch" / "gke.sh"), *JOB, *TRAIN]
     done = subprocess.run(script, input="y\n", env=launcher.environment, capture_output=True, text=True)

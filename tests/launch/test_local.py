@@ -73,9 +73,7 @@ def test_without_a_command_it_trains_the_quickstart_at_a_free_port(launcher):
 
 
 def test_stdout_and_stderr_of_a_process_are_shown(launcher):
-    done = launcher.run(
-        "local.sh", "1", "--", "python", "-c", "import sys; print('out'); print('err', file=sys.stderr)"
-    )
+    done = launcher.run("local.sh", "1", "--", "python", "-c", "import sys; print('out'); print('err', file=sys.stderr)")
     assert sorted(done.stdout.splitlines()) == ["[0] err", "[0] out"]
 
 

@@ -1,13 +1,12 @@
 """The manifests in launch/ fit the published schemas of JobSet and Kubernetes, and say what the pages say."""
 
 import math
+import shlex
 
 import pytest
 import yaml
 
 from tests.launch.stand_ins import ROOT
-from xfresearch.studies import design
-from xfresearch.studies.cells import jobs
 
 
 def read(name: str) -> dict:
@@ -102,16 +101,54 @@ def test_nodes_of_gpus_find_each_other_and_their_network():
     assert volumes[mounts["/usr/local/gib"]]["hostPath"]["path"] == "/home/kubernetes/bin/gib"
     networks = yaml.safe_load(job["template"]["metadata"]["annotations"]["networking.gke.io/interfaces"])
     assert (
-        sum(each["network"].startswith("rdma-") for each in networks)
-        == container["resources"]["limits"]["nvidia.com/gpu"]
+        sum(each["network"].startswith("rdma-") for each in networks) == container["resources"]["limits"]["nvidia.com/gpu"]
     )
     assert pod["securityContext"]["runAsNonRoot"] is True
 
 
-def test_the_manifest_of_a_study_runs_one_cell_in_each_pod():
-    manifest = read("gke_study.yaml")["spec"]
-    (container,) = manifest["template"]["spec"]["containers"]
-    arguments = container["args"]
-    study = design.read(["--config", arguments[arguments.index("--config") + 1]])
-    assert manifest["completionMode"] == "Indexed" and manifest["completions"] == len(jobs(study))
-    assert arguments[:3] == ["python", "-m", "xfresearch.study"] and arguments[-2:] == ["--cell", "auto"]
+JOBS = shlex.split("--name w-o --image registry/x:1 --gpu nvidia-l4 --count 39")
+STUDY = shlex.split("-- python -m xfresearch.study --config configs/studies/w_o.py --workdir gs://bucket/w_o --job auto")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        "",
+        "--parallel 8 --queue research --spot --retries 3 --service-account me",
+        "--gpu= --tpu tpu-v6e-slice --topology 2x2",
+    ],
+)
+def test_a_pod_does_the_job_of_its_number(launcher, options):
+    text = 'it\'s "quoted" \\ $HOME'
+    done = launcher.run("gke_jobs.sh", "--dry-run", *JOBS, *options.split(), *STUDY, "--config.question", text)
+    assert done.returncode == 0 and launcher.calls == [], done.stderr
+    manifest = yaml.safe_load(done.stdout)
+    assert faults(manifest) == []
+    spec = manifest["spec"]
+    pod = spec["template"]["spec"]
+    (container,) = pod["containers"]
+    assert container["args"] == [*STUDY[1:], "--config.question", text] and container["command"] == ["launch/entrypoint.sh"]
+    assert (spec["completionMode"], spec["completions"]) == ("Indexed", 39)
+    queued = "--queue" in options
+    assert spec["parallelism"] == (8 if queued else 39) and spec["backoffLimitPerIndex"] == (3 if queued else 10)
+    assert manifest["metadata"]["labels"] == ({"kueue.x-k8s.io/queue-name": "research"} if queued else {})
+    assert spec["suspend"] == queued and pod["serviceAccountName"] == ("me" if queued else "xfresearch")
+    assert ("cloud.google.com/gke-spot" in pod["nodeSelector"]) == queued
+    chips = {"google.com/tpu": 4} if "--tpu" in options else {"nvidia.com/gpu": 1}
+    assert container["resources"]["limits"] == chips
+
+
+def test_the_jobs_are_counted_by_the_command_itself(launcher):
+    program = launcher.folder / "bin" / "python"
+    program.write_text('#!/bin/sh\n[ "$*" != "$ASKED" ] || echo 5\n')
+    program.chmod(0o755)
+    words = [word for word in JOBS if word not in ("--count", "39")]
+    asked = " ".join(STUDY[2:]).replace("auto", "count")
+    own = {"ASKED": asked, "VIRTUAL_ENV": "other"}  # otherwise the scripts put the checkout's environment first
+    done = launcher.run("gke_jobs.sh", *words, *STUDY, **own)
+    assert done.returncode == 0 and launcher.calls == [["kubectl", "apply", "-f", "-"]], done.stderr
+    assert "completions: 5" in launcher.run("gke_jobs.sh", "--dry-run", *words, *STUDY, **own).stdout
+    refused = launcher.run("gke_jobs.sh", *words, *STUDY, VIRTUAL_ENV="other")
+    assert refused.returncode == 2 and "the command has no jobs: python -m xfresearch.study" in refused.stderr
+    slurm = ["--array", "all%2", "--gpus-per-node", "1", "--dry-run", *STUDY]
+    assert " --array 0-4%2 " in launcher.run("slurm.sbatch", *slurm, **own).stdout

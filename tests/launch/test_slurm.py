@@ -8,7 +8,7 @@ import pytest
 from tests.launch.stand_ins import ROOT
 
 TRAIN = shlex.split("python -m xfresearch.train --config configs/llama.py --workdir /shared/run")
-STUDY = shlex.split("python -m xfresearch.study --config configs/studies/w_o.py --workdir /shared/w_o --cell auto")
+STUDY = shlex.split("python -m xfresearch.study --config configs/studies/w_o.py --workdir /shared/w_o --job auto")
 INSIDE = {"SLURM_JOB_ID": "7", "SLURM_NNODES": "2"}
 
 
@@ -17,6 +17,8 @@ INSIDE = {"SLURM_JOB_ID": "7", "SLURM_NNODES": "2"}
     [
         ("", TRAIN),
         ("--array 0-9 --gpus-per-node 1", STUDY),
+        ("--array 0,3,7-9:2%8 --gpus-per-node 1 --mem 0 --qos high --grace 300", STUDY),
+        ("--nodes 2 --container registry/x:1 --mounts /data:/data,/scratch:/s --mem 200G", TRAIN),
         ("--nodes 4 --gpus-per-node 4 --cpus-per-task 12 --time 24:00:00 --partition a --account b --name c", TRAIN),
     ],
 )
@@ -29,6 +31,20 @@ def test_a_dry_run_prints_the_submission_and_the_command_of_the_job(launcher, op
     words = submission[submission.index("launch/slurm.sbatch") + 1 :]  # the arguments of the script inside the job
     assert launcher.run("slurm.sbatch", *words, SLURM_JOB_ID="7").returncode == 0
     assert launcher.calls == [submission, steps]
+
+
+def test_limits_and_logs_of_a_submission(launcher):
+    launcher.run("slurm.sbatch", "--array", "0-99%8", "--gpus-per-node", "1", "--grace", "300", "--", *STUDY)
+    launcher.run("slurm.sbatch", "--container", "r/x:1", "--mounts", "/data:/data", "--", *TRAIN)
+    array, plain = launcher.calls
+    values = dict(zip(array, array[1:], strict=False))
+    assert (values["--array"], values["--output"], values["--signal"]) == ("0-99%8", "xfresearch-%A_%a.log", "TERM@300")
+    assert "TERM@120" in plain and "xfresearch-%j.log" in plain
+    inside = plain[plain.index("launch/slurm.sbatch") + 1 :]
+    launcher.run("slurm.sbatch", *inside, SLURM_JOB_ID="7")
+    srun = launcher.calls[-1]
+    assert srun[srun.index("--container-mounts") + 1] == f"{ROOT}:{ROOT},/data:/data"
+    assert srun[srun.index("--container-workdir") + 1] == str(ROOT)
 
 
 def test_a_command_of_one_process_is_not_started_several_times(launcher):

@@ -12,9 +12,7 @@ import pytest
 from tests.launch.stand_ins import ROOT, TPUS
 
 RUN = shlex.split("--name run1 --zone europe-west4-b --accelerator v6e-16 --spot --poll 0")
-TRAIN = shlex.split(
-    "-- python -m xfresearch.train --config configs/llama.py --workdir gs://bucket/run --config.mesh.fsdp=8"
-)
+TRAIN = shlex.split("-- python -m xfresearch.train --config configs/llama.py --workdir gs://bucket/run --config.mesh.fsdp=8")
 CALLS = ["list", "create", "list", "nodes", "scp", "ssh", "ssh", "list", "nodes", "delete"]
 SAVED = "ls"  # looks whether the run has saved since it was asked before
 
@@ -71,9 +69,7 @@ def test_each_generation_has_its_software_version(launcher, accelerator, runtime
 
 def test_the_job_reaches_every_host_at_once_and_unchanged(launcher):
     text = 'it\'s "quoted" $HOME'
-    launcher.run(
-        "tpu_vm.sh", *RUN, "--", "python", "-m", "xfresearch.evaluate", "--workdir", "gs://b/r", "--data", text
-    )
+    launcher.run("tpu_vm.sh", *RUN, "--", "python", "-m", "xfresearch.evaluate", "--workdir", "gs://b/r", "--data", text)
     install, job = (call for call in launcher.calls if call[4] == "ssh")
     assert {"--worker=all", "--node=all", "--batch-size=all"} <= set(job)
     assert {"--ssh-flag=-oServerAliveInterval=15", "--ssh-flag=-oServerAliveCountMax=4"} <= set(job)
@@ -165,9 +161,7 @@ def test_variables_travel_in_a_file_that_only_the_user_can_read(launcher):
     (sent,) = (call for call in launcher.calls if call[4] == "scp")
     assert {"FOLDER/xfresearch.tar.gz", "FOLDER/xfresearch.env"} <= set(sent)
     install, job = (call[-1] for call in launcher.calls if call[4] == "ssh")
-    assert (
-        install.startswith("chmod 600 xfresearch.env && ") and "set -a && . ~/xfresearch.env && set +a && PATH=" in job
-    )
+    assert install.startswith("chmod 600 xfresearch.env && ") and "set -a && . ~/xfresearch.env && set +a && PATH=" in job
     refused = launcher.run("tpu_vm.sh", *RUN, "--env", "HF_TOKEN,NOT_SET_HERE", *TRAIN, HF_TOKEN="x")
     assert refused.returncode == 2 and "the variable NOT_SET_HERE is not set" in refused.stderr
     assert not list(launcher.folder.glob("xfresearch-*"))

@@ -20,9 +20,7 @@ JOB = "python -m xfresearch.train --config configs/llama.py --workdir gs://my-bu
 TPU_VM = "tpu_vm.sh --name llama --zone {} --accelerator v6e-16 --spot"
 LIST, NODES, SSH, SAVED = f"{TPUS} list", "tpu-vm list", "detached", "storage ls"
 _ERROR = "ERROR: (gcloud.compute.tpus.queued-resources."
-QUOTA = (
-    f"{_ERROR}create) RESOURCE_EXHAUSTED: Quota limit 'TPUV6EPreemptiblePerProjectPerZoneForTPUAPI' has been exceeded."
-)
+QUOTA = f"{_ERROR}create) RESOURCE_EXHAUSTED: Quota limit 'TPUV6EPreemptiblePerProjectPerZoneForTPUAPI' has been exceeded."
 NO_ZONE = f"{_ERROR}list) PERMISSION_DENIED: Permission denied on 'locations/europe-west4-z' (or it may not exist)."
 NO_CAPACITY = "FAILED\tThere is no more capacity in the zone"
 
@@ -42,6 +40,7 @@ class Event(NamedTuple):
     answers: tuple = ()  # (pattern, answer, ...) of each kind of call
     code: int = 0
     closes: bool = False  # the terminal is closed while the job runs
+    inside: dict[str, str] = {}  # the variables of a job in which the script runs
 
 
 def tpu_vm(title: str, zone: str, *answers, code: int = 0, extra: str = "", closes: bool = False) -> Event:
@@ -68,9 +67,7 @@ EVENTS = (
     ),
     tpu_vm("One host of several has vanished", "europe-west4-a", ("scp", *[("", 255)] * 3)),
     tpu_vm("The terminal is closed", "europe-west4-a", (SSH, ("", 0, 60)), code=129, closes=True),
-    tpu_vm(
-        "The terminal was closed: reconnect", "europe-west4-a", (LIST, "ACTIVE", "ACTIVE", "ACTIVE"), extra=" --attach"
-    ),
+    tpu_vm("The terminal was closed: reconnect", "europe-west4-a", (LIST, "ACTIVE", "ACTIVE", "ACTIVE"), extra=" --attach"),
     tpu_vm("A second launch", "europe-west4-a", (LIST, "ACTIVE"), code=2),
     tpu_vm(
         "The machines cannot be deleted",
@@ -98,6 +95,13 @@ EVENTS += (
     ),
 )
 
+SBATCH = "slurm.sbatch --nodes 2 --gpus-per-node 8 --partition gpu"
+PREEMPTED = {"SLURM_JOB_ID": "4711", "SLURM_NNODES": "2"}
+EVENTS += (
+    Event("Slurm: submitted", f"{SBATCH} -- {JOB}"),
+    Event("Slurm: the job is preempted, and requeued", f"{SBATCH} -- {JOB}", (("srun", ("", 143)),), 143, inside=PREEMPTED),
+)
+
 
 def play(event: Event, folder: Path) -> tuple[str, int, list[str]]:
     """What a person sees in an event, the exit code of the script, and the verbs of its calls."""
@@ -110,7 +114,7 @@ def play(event: Event, folder: Path) -> tuple[str, int, list[str]]:
     if event.closes:
         code, said = _with_closed_terminal(launcher, script, arguments)
     else:
-        done = launcher.run(script, *arguments)
+        done = launcher.run(script, *arguments, **event.inside)
         code, said = done.returncode, done.stderr
     shown = event.command.replace(JOB, "COMMAND")
     return f"$ launch/{shown}\n{_shortened(said)}", code, launcher.verbs
@@ -129,7 +133,9 @@ def _with_closed_terminal(launcher: Launcher, script: str, arguments: list[str])
 def _shortened(text: str) -> str:
     """What a script printed, with its commands cut after the name of the machines."""
     lines = [line for line in text.splitlines() if not re.search("pack.sh|files are not packed|^Hangup", line)]
-    return "\n".join(re.sub(r"^(\+ .*?(?: llama:?|workload \w+ --cluster tpus)) .*", r"\1 ...", line) for line in lines)
+    return "\n".join(
+        re.sub(r"^(\+ .*?(?: llama:?|workload \w+ --cluster tpus|srun|sbatch)) .*", r"\1 ...", line) for line in lines
+    )
 
 
 def section(folder: Path) -> str:
