@@ -10,6 +10,7 @@ from pathlib import Path
 from docs import rooms, studies
 from xfresearch.models.layouts import LAYOUTS
 from xfresearch.run.describing import describe
+from xfresearch.runtime import xla_flags
 from xfresearch.runtime.command import run
 
 HERE = Path(__file__).parent
@@ -18,6 +19,19 @@ SITE = re.compile(r"norms\.(\w+)\.")
 NUMBERED = re.compile(r"\.feed_forward_\d\.")
 DEFAULTS = "## Defaults\n\n"
 TABLE = "# Every variant\n\nEach is a `--config`; [variants](../../variants.md) says how to use it.\n\n"
+TABLE = "## The table\n\n"
+FLAGS_TITLE = """
+### Flags of XLA and NCCL
+
+Each command sets these before JAX starts, if the machine has such chips (`xfresearch/runtime/xla_flags.py`), and training
+prints them. A flag that you set yourself stays: `XLA_FLAGS=--xla_gpu_enable_latency_hiding_scheduler=false`, and so do
+variables of NCCL. A flag that the installed jaxlib or libtpu does not have is left out with a warning. They may change how
+fast a run is, and how its sums are rounded; a run on other chips resumes, as always. None was measured here: no machine with
+several accelerators was at hand.
+
+| variable | flag | where | what for | source |
+|---|---|---|---|---|
+"""
 PLANS = "## The plans\n\n"
 SHARED = """## Runs that studies share
 
@@ -103,6 +117,10 @@ def kernels() -> str:
     parts.append("\n### Kernels of ours\n\n| kernel | chosen by | libraries have | why it stays |\n|---|---|---|---|\n")
     parts += [f"| {name} | {own.chosen} | {own.libraries} | {own.reason} |\n" for name, own in OWN.items()]
     parts += ["\nChosen by name only:\n\n", *(f"- `{name}`: {reason}\n" for name, reason in BY_NAME.items())]
+    parts.append(FLAGS_TITLE)
+    for row in xla_flags.TABLE:
+        where = ", ".join(row.chips).replace("GPUs", "several GPUs")
+        parts.append(f"| {row.variable} | `{row.text}` | {where} | {row.purpose} | {row.source}; {row.measured} |\n")
     return _before("kernels.md", DEFAULTS) + DEFAULTS + "".join(parts)
 
 

@@ -10,7 +10,7 @@ import re
 import sys
 from pathlib import Path
 
-from xfresearch.runtime import distributed, memory
+from xfresearch.runtime import distributed, memory, xla_flags
 from xfresearch.runtime.errors import BUG, MISTAKE, Stopped, UserError, exit_code
 from xfresearch.runtime.files import check_output
 from xfresearch.runtime.hardware import start_without_tpu
@@ -58,6 +58,7 @@ def run(main, arguments=None) -> None:
     """Calls `main(arguments)` and ends the process with the exit code of its outcome."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     start_without_tpu()
+    xla_flags.set_flags()
     memory.reuse()
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="backslashreplace")  # a terminal may have fewer characters than a sample

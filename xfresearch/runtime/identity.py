@@ -5,7 +5,6 @@ A commit does not tell two uncommitted edits from each other, and a copy without
 
 import ast
 import hashlib
-import os
 import re
 import shlex
 import sys
@@ -13,8 +12,10 @@ import sysconfig
 from importlib.util import resolve_name
 from pathlib import Path
 
+from xfresearch.runtime import xla_flags
+
 PACKAGE = Path(__file__).resolve().parents[1]
-FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")  # environment variables that hold flags of XLA
+FLAGS = (xla_flags.XLA, xla_flags.LIBTPU)  # environment variables that hold flags of XLA
 # Words in the names of JAX's settings, and flags of XLA, that cannot change a number. All others count, also those that
 # later versions add: a needless refusal costs a --fork, a change that nobody notices costs a result.
 HARMLESS_WORDS = {
@@ -85,7 +86,7 @@ def jax_settings() -> dict[str, str]:
 
 def compiler_flags() -> dict[str, str]:
     """{variable: its flags, sorted, that may decide numbers} of FLAGS. Of two values of one flag, the last one counts."""
-    return {variable: _deciding(os.environ.get(variable, "")) for variable in FLAGS}
+    return {variable: _deciding(xla_flags.given(variable)) for variable in FLAGS}
 
 
 def _deciding(text: str) -> str:

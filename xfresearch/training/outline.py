@@ -15,6 +15,7 @@
 
 from xfresearch.models.words import model_line
 from xfresearch.run.config import Config
+from xfresearch.runtime import xla_flags
 from xfresearch.runtime.hardware import kinds_of
 from xfresearch.runtime.progress import amount
 from xfresearch.runtime.tables import count, lines
@@ -91,6 +92,8 @@ def execution_line(config: Config, mesh, kernels: dict) -> str:
     ids, reason = padded_vocabulary(config, mesh)
     if ids * mesh.shape["tensor"] != config.model.vocab_size:
         chosen.append(f"vocabulary padded to {ids:,} ids ({reason})")
+    if flags := xla_flags.described():
+        chosen.append(f"flags {flags}")
     return "; ".join(chosen)
 
 
