@@ -19,7 +19,6 @@ SITE = re.compile(r"norms\.(\w+)\.")
 NUMBERED = re.compile(r"\.feed_forward_\d\.")
 DEFAULTS = "## Defaults\n\n"
 TABLE = "# Every variant\n\nEach is a `--config`; [variants](../../variants.md) says how to use it.\n\n"
-TABLE = "## The table\n\n"
 FLAGS_TITLE = """
 ### Flags of XLA and NCCL
 

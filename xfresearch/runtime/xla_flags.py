@@ -146,7 +146,7 @@ def unknown_to_libtpu(rows: Iterable[Flag], library: Path | None = None) -> set[
 
 
 def _has_word(content: mmap.mmap, word: bytes) -> bool:
-    """Whether a file has `word` with no other letter, digit or underscore beside it. `re` alone would take many seconds for libtpu."""
+    """Whether a file has `word` with no letter, digit or underscore beside it. `re` alone would take seconds for libtpu."""
     at = content.find(word)
     while at >= 0:
         if not re.search(rb"\w", content[max(at - 1, 0) : at] + content[at + len(word) : at + len(word) + 1]):
