@@ -1,5 +1,6 @@
 # make train      installs what the main job needs and trains the quickstart, from a bare machine
 # make test       runs the test suite
+# make types      checks the types with mypy; make test does it too
 # make newest     runs a slim part of the suite on the newest JAX, in a separate environment; needs Python 3.12 or later
 # make long       runs slow tests, including randomized ones
 # make parity     compares our variants with PyTorch libraries, in a separate environment
@@ -27,18 +28,22 @@ NEWEST_TESTS := tests/kernels tests/contracts/test_reference.py tests/contracts/
 	tests/training/test_stopping.py tests/models/test_dispatch.py tests/planning/test_collectives.py \
 	tests/planning/test_work.py tests/runtime/test_hardware.py
 
-.PHONY: train test newest long gpu mutations parity eval wheel lock libtpu plans studies rooms docs notebooks site clean
+.PHONY: train test types newest long gpu mutations parity eval wheel lock libtpu plans studies rooms docs notebooks site clean
 
 train: $(VENV)/.ready
 	$(BIN)/python -m xfresearch.train --config configs/quickstart.py --workdir runs/quickstart
 
 test: $(VENV)/.ready-test
 	$(BIN)/ruff check .
+	$(BIN)/mypy
 	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 
 newest: $(NEWEST)/.ready
 	@$(NEWEST)/bin/python -c "import platform, jax; print('newest JAX:', jax.__version__, 'on Python', platform.python_version())"
 	$(NEWEST)/bin/python -m pytest -n auto --dist loadfile $(NEWEST_TESTS)
+
+types: $(VENV)/.ready-test
+	$(BIN)/mypy
 
 long: $(VENV)/.ready-long
 	$(BIN)/python -m pytest -n auto --dist loadgroup -m long

@@ -37,7 +37,7 @@ class _Package(types.ModuleType):
 sys.modules[__name__].__class__ = _Package
 
 
-def __getattr__(name: str):
+def __getattr__(name: str) -> object:
     if name not in _HOMES:
         raise AttributeError(f"module 'xfresearch' has no attribute '{name}'")
     import importlib
@@ -45,5 +45,5 @@ def __getattr__(name: str):
     return getattr(importlib.import_module(f"xfresearch.{_HOMES[name]}"), name)
 
 
-def __dir__():
+def __dir__() -> list[str]:
     return [*globals(), *_HOMES]

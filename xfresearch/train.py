@@ -20,6 +20,8 @@ from xfresearch.runtime.files import write_json
 from xfresearch.runtime.terminal import filtered
 
 if TYPE_CHECKING:  # --help must not wait for them
+    from xfresearch.analysis.panel import Panel
+    from xfresearch.run.config import Config
     from xfresearch.run.files import Source
     from xfresearch.training.callbacks import Callback
     from xfresearch.training.runs import Run
@@ -134,7 +136,7 @@ def _reuse_memory() -> None:
     memory.reuse()
 
 
-def panel(config):
+def panel(config: "Config") -> "type[Panel] | None":
     """The class that measures every layer while the model trains; None without."""
     if not config.log.panel:
         return None

@@ -90,7 +90,7 @@ def two_answers(lm, tokens: list[np.ndarray], answers) -> tuple[int, int]:
         raise UserError(f"answers={answers!r} is not allowed: it must be two tokens, each a text or an id")
     if lm.tokenizer is None and any(isinstance(answer, str) for answer in answers):
         raise UserError(f"answers={answers!r} is not allowed: this model has no tokenizer; give two ids")
-    ids = []
+    ids: list = []
     for answer in answers:
         found = lm.tokenizer.encode(answer.encode()).tolist() if isinstance(answer, str) else [int(answer)]
         if len(found) != 1:

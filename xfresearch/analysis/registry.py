@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from xfresearch.analysis.attention import applies as has_attention
 from xfresearch.analysis.attention import attention
@@ -28,7 +28,7 @@ from xfresearch.models.model_config import ModelConfig
 
 
 class Analysis(NamedTuple):
-    run: Callable  # (lm, data, count, length, ...) -> Result
+    run: Callable[..., Any]  # (lm, data, count, length, ...) -> Result
     applies: Callable[[ModelConfig], str]  # why it does not apply to a model; '' if it does
     about: str
     prompts: bool = False  # it takes a clean and a corrupted prompt instead of rows of a corpus

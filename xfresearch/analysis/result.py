@@ -1,9 +1,11 @@
 """The result of an analysis: data first, pictures second."""
 
+import os
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from etils import epath
@@ -46,7 +48,8 @@ class LineChart(NamedTuple):
 
     def svg(self) -> str:
         """The picture as an SVG element."""
-        return line_chart(self.title, list(self.curves), {})
+        drawn: str = line_chart(self.title, list(self.curves), {})
+        return drawn
 
 
 class Table(NamedTuple):
@@ -55,7 +58,7 @@ class Table(NamedTuple):
     title: str
     caption: str
     columns: tuple[str, ...]
-    rows: list[tuple]
+    rows: list[tuple[Any, ...]]
 
 
 @dataclass(frozen=True)
@@ -84,43 +87,49 @@ class Result:
         """The pictures as SVG files, with their own colours."""
         return [visible(svg.replace(">", f"><style>{COLOURS}</style>", 1)).encode() for svg in self.figures().values()]
 
-    def report(self, path) -> None:
+    def report(self, path: str | os.PathLike[str]) -> None:
         """Writes one static HTML page, which loads nothing from the network."""
         write_report(path, [self])
 
-    def as_dict(self) -> dict:
+    def as_dict(self) -> dict[str, Any]:
         """The summary and the numbers of the data, as values of JSON."""
         numbers = {name: value for name, value in self.data.items() if np.ndim(value) == 0}
         return {"analysis": self.name, "about": self.about, "step": self.step, "summary": self.summary, "data": numbers}
 
-    def save(self, directory) -> None:
+    def save(self, directory: str | os.PathLike[str]) -> None:
         """Writes data.json (numbers), arrays.npz, the pictures, the files and report.html, which has links to the pages."""
-        directory = epath.Path(directory)
-        make_directory(directory)
-        write_json(directory / "data.json", self.as_dict())
-        write_arrays(directory / "arrays.npz", {n: v for n, v in self.data.items() if np.ndim(v)})
+        folder = epath.Path(directory)
+        make_directory(folder)
+        write_json(folder / "data.json", self.as_dict())
+        write_arrays(folder / "arrays.npz", {n: np.asarray(v) for n, v in self.data.items() if np.ndim(v)})
         for number, drawing in enumerate(self.drawings()):
-            write_bytes(directory / f"picture_{number}.svg", drawing)
+            write_bytes(folder / f"picture_{number}.svg", drawing)
         for name, content in self.files.items():
-            write_bytes(inside(directory, name), content)
-        write_report(directory / "report.html", [self], links=_pages(self))
+            write_bytes(inside(folder, name), content)
+        write_report(folder / "report.html", [self], links=_pages(self))
 
 
-def write_arrays(path, arrays: dict[str, np.ndarray]) -> None:
+def write_arrays(path: str | os.PathLike[str], arrays: dict[str, np.ndarray]) -> None:
     """Writes a .npz file of the arrays, whole or not at all."""
     import io
 
     buffer = io.BytesIO()
-    np.savez_compressed(buffer, **arrays)
+    named: dict[str, Any] = dict(arrays)
+    np.savez_compressed(buffer, **named)
     write_bytes(path, buffer.getvalue())
 
 
-def write_report(path, results: list[Result], series=(), links=()) -> None:
+def write_report(
+    path: str | os.PathLike[str],
+    results: list[Result],
+    series: Sequence[tuple[str, str, str]] = (),
+    links: Sequence[str] = (),
+) -> None:
     """Writes a page with the last of the results. `series` are (title, caption, SVG) of charts over the steps of a run;
     `links` are names of pages beside it."""
     template = Path(__file__).parent / "report.html.jinja"
     figures = results[-1].figures()
-    wide = [title for title, svg in figures.items() if float(re.search(r'width="([\d.]+)"', svg)[1]) > COLUMN]
+    wide = [title for title, svg in figures.items() if float(re.findall(r'width="([\d.]+)"', svg)[0]) > COLUMN]
     about = PLUS_MINUS.replace("+-", "±")
     write_page(path, template, result=results[-1], figures=figures, wide=wide, series=series, links=links, plus_minus=about)
 
@@ -129,14 +138,14 @@ def _pages(result: Result) -> list[str]:
     return [name for name in result.files if name.endswith(".html")]
 
 
-def write_series(directory, results: list[Result]) -> None:
+def write_series(directory: str | os.PathLike[str], results: list[Result]) -> None:
     """Writes series.json, {figure: [[step, value, half width of the interval], ...]}, and report.html with its curves."""
     names = list(dict.fromkeys(name for result in results for name in result.summary))
     series = {name: [(r.step, *r.summary[name]) for r in results if name in r.summary] for name in names}
     write_json(epath.Path(directory) / "series.json", series)
     charts = []
-    for name, points in series.items():
-        points = np.array(points, float)
+    for name, values in series.items():
+        points = np.array(values, float)
         if len(points) > 1 and np.isfinite(points[:, 1]).all():
             charts.append((name, "by step, with the 95 % interval", line_chart(name, with_interval(points), {})))
     write_report(epath.Path(directory) / "report.html", results, charts, _pages(results[-1]))

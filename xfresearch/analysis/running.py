@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +21,7 @@ ROWS = 32  # by default
 BATCH = 8
 
 
-def rows(lm: LanguageModel, data=None, count: int = ROWS, length: int = 0, split: str = "") -> np.ndarray:
+def rows(lm: LanguageModel, data: Any = None, count: int = ROWS, length: int = 0, split: str = "") -> np.ndarray:
     """Token ids [N, L]: `count` rows of a corpus (its name; None for that of the model's run), or the given token ids
     [N, L] (those of a text are lm.tokens(text)). The default split is that of the held-out text. Raises UserError if there
     are none, and for rows of a single token, which predicts nothing."""
@@ -36,7 +37,8 @@ def rows(lm: LanguageModel, data=None, count: int = ROWS, length: int = 0, split
 def _of_corpus(lm: LanguageModel, corpus: str, count: int, length: int, split: str) -> np.ndarray:
     if has_labels(corpus):
         check_length(lm.config, length)
-        return open_data_set(corpus, length).examples(split or lm.run.evaluation.split, length)[0][:count]
+        examples_NL: np.ndarray = open_data_set(corpus, length).examples(split or lm.run.evaluation.split, length)[0]
+        return examples_NL[:count]
     found = list(lm.batches(corpus, split, batch_size=count, length=length, limit=count))
     if not found or not len(found[0]):
         raise UserError(f"data={corpus!r} has no row of {length} tokens: give a smaller length")
@@ -55,10 +57,10 @@ def repeated(lm: LanguageModel, count: int, rows: int = BATCH, seed: int = 0) ->
 
 def measure(
     lm: LanguageModel,
-    tokens_NL,
+    tokens_NL: np.ndarray,
     sublayers: list[Sublayer],
     values: Sequence[str],
-    summary: Callable[[dict], dict],
+    summary: Callable[[dict[str, Any]], dict[str, Any]],
     batch: int = BATCH,
     title: str = "",
 ) -> dict[str, dict[str, np.ndarray]]:
@@ -69,7 +71,7 @@ def measure(
     memory. Calls with the same function object share a compiled program."""
     taps = tap_shapes(lm.config)
     names = frozenset(tap for each in sublayers for value in values if (tap := f"{each.path}.{value}") in taps)
-    parts: dict[str, dict[str, list]] = {}
+    parts: dict[str, dict[str, list[Any]]] = {}
     with stage(title or "measuring", len(tokens_NL), "rows") as progress:
         for tokens_BL in batches(tokens_NL, batch):
             captures = _measure(lm.config, names, of_sublayers(summary), lm.params, tokens_BL)
@@ -84,12 +86,12 @@ def measure(
 
 
 @cache
-def of_sublayers(summary: Callable[[dict], dict]) -> Callable[[dict], dict]:
+def of_sublayers(summary: Callable[[dict[str, Any]], dict[str, Any]]) -> Callable[[dict[str, Any]], dict[str, Any]]:
     """A function of a layer's values: {'attention.weights': value} becomes {'attention': summary({'weights': value})}. It is
     one object for each summary, so that calls share a compiled program."""
 
-    def of_layer(values: dict) -> dict:
-        found: dict[str, dict] = {}
+    def of_layer(values: dict[str, Any]) -> dict[str, Any]:
+        found: dict[str, dict[str, Any]] = {}
         for site, value in values.items():
             name, _, rest = site.partition(".")
             found.setdefault(name, {})[rest] = value
@@ -98,13 +100,19 @@ def of_sublayers(summary: Callable[[dict], dict]) -> Callable[[dict], dict]:
     return of_layer
 
 
-def wide(x):
+def wide(x: jax.Array) -> jax.Array:
     """x in float32, or wider if it is."""
     return x.astype(jnp.promote_types(x.dtype, jnp.float32))
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2))
-def _measure(model: ModelConfig, names: frozenset[str], summary: Callable, params: dict, tokens_BL) -> dict:
+def _measure(
+    model: ModelConfig,
+    names: frozenset[str],
+    summary: Callable[..., Any],
+    params: dict[str, Any],
+    tokens_BL: jax.Array,
+) -> dict[str, Any]:
     taps = Request(request(model, names).record, summary=summary)
     return {stack: found for stack, found in forward(model, params, tokens_BL, taps)[1].captures.items() if stack}
 
@@ -124,7 +132,8 @@ def by_layer(values: dict[str, np.ndarray], sublayers: list[Sublayer], depth: in
     rows = {each.path: number if several(sublayers) else each.layer.number for number, each in enumerate(sublayers)}
     found = np.full((len(sublayers) if several(sublayers) else depth, *shape), np.nan)
     for path, value in values.items():
-        found[(rows[path], *map(slice, value.shape))] = value
+        own: tuple[Any, ...] = (rows[path], *(slice(size) for size in value.shape))
+        found[own] = value
     return found
 
 
@@ -133,7 +142,7 @@ def several(sublayers: list[Sublayer]) -> bool:
     return len({each.layer for each in sublayers}) < len(sublayers)
 
 
-def about(lm: LanguageModel, tokens_NL: np.ndarray, data) -> str:
+def about(lm: LanguageModel, tokens_NL: np.ndarray, data: object) -> str:
     """A line on a model and its data."""
     from xfresearch.models.words import model_line
 

@@ -74,7 +74,7 @@ def fastest(functions: dict, arguments, rounds: int) -> dict:
 def compare(functions: dict, arguments, flops: float, square, rounds: int) -> list[dict]:
     """A row of figures for every implementation and the floor, for the forward pass and for forward and backward
     together (three times the FLOPs)."""
-    table = {}
+    table: dict = {}
     for phase, factor in (("forward", 1), ("forward+backward", 3)):
         wrapped = functions if factor == 1 else {name: forward_and_backward(f) for name, f in functions.items()}
         each = dict.fromkeys(functions, arguments) | {FLOOR: (square, square)}

@@ -52,7 +52,7 @@ def run(a) -> None:
     models = models_of(a)
     first = next(iter(models.values()))
     prompts_BP = np.random.default_rng(0).integers(first.config.vocab_size, size=(a.batch, a.prompt))
-    started = {}
+    started: dict = {}
     with tempfile.TemporaryDirectory() as folder:
         try:
             started |= {name: start(a, name, first, prompts_BP, Path(folder)) for name in a.against.split(",") if name}

@@ -50,7 +50,7 @@ def run(a) -> None:
     with tempfile.TemporaryDirectory(dir=a.directory) as directory, stage("timing", a.rounds + 1, "rounds") as progress:
         checkpoints = store.Checkpoints(directory, _keeping_one())
         for number in range(a.rounds + 1):
-            each = {}
+            each: dict = {}
             outer, inner = ("now", "before") if number % 2 else ("before", "now")
             for turn, way in enumerate((outer, outer, inner, inner, outer)):
                 with ways[way]():

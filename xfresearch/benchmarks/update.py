@@ -165,7 +165,7 @@ def measured(starts: dict, rounds: int, apart: bool) -> list[dict]:
     from xfresearch.benchmarks.torch_model import updates_differ
 
     groups = [{name: start} for name, start in reversed(starts.items())] if apart else [starts]
-    rows = {}
+    rows: dict = {}
     for group in groups:
         rows |= _together(group, rounds)
     rows = {name: rows[name] for name in starts}

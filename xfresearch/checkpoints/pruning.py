@@ -48,7 +48,7 @@ class Pruner:
     def __init__(self, deleter, directory: epath.Path):
         self.deleter = deleter
         self.directory = directory
-        self.postponed = []
+        self.postponed: list[int] = []
 
     def delete_steps(self, steps: Sequence[int]) -> None:
         due, self.postponed = [*self.postponed, *steps], []

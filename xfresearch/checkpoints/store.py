@@ -134,7 +134,7 @@ class Checkpoints:
 
     def add_loss(self, step: int, loss: float | None) -> None:
         """Ranks the checkpoint of `step` by its held-out loss, which may be measured after it was saved."""
-        self.kept.losses |= {step: loss} if is_finite(loss) else {}
+        self.kept.losses |= {step: loss} if loss is not None and is_finite(loss) else {}
 
     def save(self, step: int, state: dict, meta: dict, loss: float | None = None) -> str:
         """Starts writing `state`, ranked by its held-out `loss`, when the checkpoint before is written. A state that is not

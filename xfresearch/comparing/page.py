@@ -38,7 +38,7 @@ def write(path, comparison: Comparison) -> None:
 
 def charts(runs: list[Run], measure: str, unit: str) -> dict[str, list[tuple[str, str, str]]]:
     """{axis: (title, caption, SVG) of each chart for which a run has values}."""
-    found = {}
+    found: dict = {}
     for axis, label in AXES.items():
         found[axis] = []
         for kind, title in KINDS.items():

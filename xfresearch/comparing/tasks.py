@@ -11,7 +11,7 @@ def compare(tasks: dict[str, dict[str, dict]], margin: float) -> tuple[dict, lis
     `tasks` is {run: {task: what harness.measuring.saved_tasks gives}}. `margin` applies to metrics whose values are 0 or
     1. Returns {task: {metric: {run: paired comparison}}}, and a note on each task that some runs lack.
     """
-    comparison = {}
+    comparison: dict = {}
     notes = []
     for name in dict.fromkeys(name for saved in tasks.values() for name in saved):
         first, *others = (run for run in tasks if name in tasks[run])

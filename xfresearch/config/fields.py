@@ -31,14 +31,14 @@ class Needs(NamedTuple):
     holds: Callable[[Any], bool]  # of the dataclass that has the option
 
 
-def where(**values) -> Needs:
+def where(**values: Any) -> Needs:
     """The option is used if each named field has the given value, or one of a tuple of values."""
     allowed = {name: value if isinstance(value, tuple) else (value,) for name, value in values.items()}
     words = " and ".join(f"{name}={' or '.join(map(repr, each))}" for name, each in allowed.items())
     return Needs(words, lambda config: all(getattr(config, name) in each for name, each in allowed.items()))
 
 
-def unless(**values) -> Needs:
+def unless(**values: Any) -> Needs:
     """The option is used unless a named field has the given value."""
     words = " and ".join(f"{name} other than {value!r}" for name, value in values.items())
     return Needs(words, lambda config: all(getattr(config, name) != value for name, value in values.items()))
@@ -51,38 +51,38 @@ class Choice(NamedTuple):
     classes: Mapping[str, type]
     default: str
 
-    def make(self, name: str):
+    def make(self, name: str) -> Any:
         """The options of the class `name`, at their defaults."""
         return self.classes[name](**{self.by: name})
 
 
 def option(
-    default,
+    default: Any,
     doc: str,
-    low=None,
-    high=None,
-    above=None,
+    low: float | None = None,
+    high: float | None = None,
+    above: float | None = None,
     decides: Decides | None = None,
     needs: Needs | None = None,
-):
+) -> Any:
     """A field with a single value. `low` and `high` are inclusive bounds, `above` is an exclusive one. By default it
     decides the same as its group."""
     metadata = {"doc": doc, "low": low, "high": high, "above": above, "decides": decides, "needs": needs}
     return field(default=default, metadata=metadata)
 
 
-def group(default, doc: str, decides: Decides | None = None, needs: Needs | None = None):
+def group(default: Any, doc: str, decides: Decides | None = None, needs: Needs | None = None) -> Any:
     """A field that is a dataclass of options."""
     return field(default=default, metadata={"doc": doc, "decides": decides, "needs": needs})
 
 
-def choice(classes: Mapping[str, type], default: str, doc: str, by: str = "kind"):
+def choice(classes: Mapping[str, type], default: str, doc: str, by: str = "kind") -> Any:
     """A field that is a group of options. Its class depends on the value of the field `by` inside it."""
     chosen = Choice(by, classes, default)
     return field(default_factory=lambda: chosen.make(default), metadata={"doc": doc, "choice": chosen})
 
 
-def choices(classes: Mapping[str, type], defaults: dict[str, str], doc: str, by: str):
+def choices(classes: Mapping[str, type], defaults: dict[str, str], doc: str, by: str) -> Any:
     """A field that is a dictionary of such groups. `defaults` are its initial names and their classes."""
     chosen = Choice(by, classes, next(iter(defaults.values())))
     make = lambda: {name: chosen.make(of) for name, of in defaults.items()}  # noqa: E731
@@ -94,17 +94,17 @@ class Leaf(NamedTuple):
 
     path: str  # 'blocks.main.attention.heads'
     value: Any
-    field: dataclasses.Field
+    field: dataclasses.Field[Any]
     owner: Any  # the dataclass that has it
     unread: str  # the condition under which it would be used; '' if it is used
     decides: Decides
 
     @property
-    def default(self):
+    def default(self) -> Any:
         return self.field.default
 
 
-def leaves(config, prefix: str = "", unread: str = "", decides: Decides = "function") -> Iterator[Leaf]:
+def leaves(config: Any, prefix: str = "", unread: str = "", decides: Decides = "function") -> Iterator[Leaf]:
     """Every option of a config, including those of nested groups."""
     for spec in dataclasses.fields(config):
         value = getattr(config, spec.name)
@@ -121,7 +121,7 @@ def leaves(config, prefix: str = "", unread: str = "", decides: Decides = "funct
             yield Leaf(path, value, spec, config, unmet, own_decides)
 
 
-def changed(config, *but: str) -> list[str]:
+def changed(config: object, *but: str) -> list[str]:
     """'path=value' of every option that is not its default and decides the function of a model, without those in `but`."""
     return [
         f"{leaf.path}={leaf.value!r}"
@@ -130,26 +130,26 @@ def changed(config, *but: str) -> list[str]:
     ]
 
 
-def check_read(config, key: str) -> None:
+def check_read(config: object, key: str) -> None:
     """Raises UserError if an option is set that nothing reads, or to a value that is not in its list of values."""
     for leaf in leaves(config):
         name = f"{key}.{leaf.path}" if key else leaf.path
         if leaf.unread:
             allowed = f"{leaf.default!r}, its default: it is read only with {leaf.unread}"
             require(leaf.value == leaf.default, name, leaf.value, allowed)
-        values = _listed(type(leaf.owner)).get(leaf.field.name)
+        values = _listed(leaf.owner.__class__).get(leaf.field.name)
         if values is not None:  # a change of kind keeps the values of options that both kinds have
             require(leaf.value in values, name, leaf.value, f"one of {', '.join(map(repr, values))}")
 
 
 @cache
-def _listed(options: type) -> dict[str, tuple]:
+def _listed(options: type) -> dict[str, tuple[Any, ...]]:
     """{name: allowed values} of the fields of a class that have a list of values."""
     hints = typing.get_type_hints(options)
     return {name: typing.get_args(hint) for name, hint in hints.items() if typing.get_origin(hint) is Literal}
 
 
-def change(config, path: str, value, prefix: str = ""):
+def change(config: Any, path: str, value: Any, prefix: str = "") -> Any:
     """`config` with the option at a dotted path set to `value`. If this option chooses a class of options (a kind, a
     layout), options that both classes have keep their values. Raises UserError if the option does not exist, with the
     path after `prefix`."""
@@ -174,7 +174,7 @@ def change(config, path: str, value, prefix: str = ""):
     return dataclasses.replace(config, **{name: change(old, rest, value, f"{prefix}{name}.")})
 
 
-def with_defaults(config, deciding: Decides):
+def with_defaults(config: Any, deciding: Decides) -> Any:
     """`config` with the defaults of all options that decide this."""
     for leaf in leaves(config):
         if leaf.decides == deciding and leaf.value != leaf.default:
@@ -182,12 +182,12 @@ def with_defaults(config, deciding: Decides):
     return config
 
 
-def _choose(chosen: Choice, old, name: str):
+def _choose(chosen: Choice, old: Any, name: str) -> Any:
     """Options of the class `name`, with those non-default values of `old` for which it has an option."""
     return _carried(old, chosen.make(getattr(old, chosen.by)), chosen.make(name), leave=chosen.by)
 
 
-def _carried(old, defaults, new, leave: str = ""):
+def _carried(old: Any, defaults: Any, new: Any, leave: str = "") -> Any:
     """`new` with those values of `old` that differ from `defaults` and for which `new` has an option."""
     changes = {}
     shared = {spec.name for spec in dataclasses.fields(new)} & {spec.name for spec in dataclasses.fields(old)}

@@ -1,12 +1,15 @@
 """Splits a command line into the config file and its overrides, and finds their keys. This imports no JAX."""
 
+from collections.abc import Sequence
+from typing import Any
+
 from xfresearch.config import shipped
 from xfresearch.config.other_names import OTHER_NAMES
 from xfresearch.config.reading import nearest_key
 from xfresearch.runtime.errors import UserError, did_you_mean, nearest
 
 
-def split(arguments: list[str]) -> tuple[str, list[tuple[str, str]]]:
+def split(arguments: Sequence[Any]) -> tuple[Any, list[tuple[str, str]]]:
     """The config file and the (dotted key, value) overrides in `arguments`: `--name=value` or `--name value`."""
     file = ""
     overrides = []
@@ -35,7 +38,7 @@ def _nearest_flag(name: str) -> str:
     return did_you_mean([f"--config.{key}"]) if key else nearest(name, ["--config", "--workdir"])
 
 
-def find(config, name: str, value: str, has: str = "has"):
+def find(config: Any, name: str, value: str, has: str = "has"):
     """The group or value of a config at the dotted key of an override. Raises UserError if there is none; `has` stands
     before the keys of a group that depend on its kind or layout."""
     current = config

@@ -8,19 +8,22 @@ import json
 import math
 import types
 import typing
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar, cast
 
 from xfresearch.config.fields import Choice
 from xfresearch.config.other_names import OTHER_NAMES
 from xfresearch.runtime.errors import UserError, did_you_mean, nearest
 from xfresearch.runtime.schema import is_number
 
+T = TypeVar("T")
 
-def from_dict(cls, data, key: str = "config"):
+
+def from_dict(cls: Callable[..., T], data: Any, key: str = "config") -> T:
     """Builds the dataclass `cls` from a mapping. Raises UserError for an unknown key, a wrong type or a value out of
     range."""
     data = dict(data.items())
-    fields = {spec.name: spec for spec in dataclasses.fields(cls)}
+    fields = {spec.name: spec for spec in dataclasses.fields(cast(Any, cls))}
     for name, value in data.items():
         if name not in fields:
             known = {field: data.get(field) for field in fields}
@@ -39,7 +42,7 @@ def from_dict(cls, data, key: str = "config"):
     return cls(**values)
 
 
-def nearest_key(name: str, *groups: tuple) -> str:
+def nearest_key(name: str, *groups: tuple[str, Any]) -> str:
     """'; did you mean ...?': keys whose path ends in `name`, of the first group that has any; or else the key that another
     codebase calls `name`; or else the key of the first group that is close to it. A group is its own key and its values."""
     for key, group in groups:
@@ -52,7 +55,7 @@ def nearest_key(name: str, *groups: tuple) -> str:
     return nearest(name.split(".")[0], groups[0][1])
 
 
-def _paths(group) -> Iterator[str]:
+def _paths(group: Any) -> Iterator[str]:
     """The dotted keys of a group and of all groups in it."""
     for name, value in group.items():
         yield name
@@ -60,13 +63,13 @@ def _paths(group) -> Iterator[str]:
             yield from (f"{name}.{path}" for path in _paths(value))
 
 
-def _group_name(data: dict, key: str) -> str:
+def _group_name(data: dict[str, Any], key: str) -> str:
     """The key of a group, with the kind or layout that decides its keys."""
     by = next((name for name in ("kind", "layout") if name in data), None)
     return f"{key} of {by}={data[by]!r}" if by else key
 
 
-def _choose(chosen: Choice, hint, value, key: str):
+def _choose(chosen: Choice, hint: Any, value: Any, key: str) -> Any:
     """The options of a group whose class depends on one of them, or a dictionary of such groups."""
     if not hasattr(value, "items"):
         raise UserError(f"{key}={_short(value)} has the wrong type: it must be a group of keys with {chosen.by}")
@@ -77,14 +80,14 @@ def _choose(chosen: Choice, hint, value, key: str):
     return from_dict(chosen.classes[name], {**value, chosen.by: name}, key)
 
 
-def check_choice(chosen: Choice, name, key: str) -> None:
+def check_choice(chosen: Choice, name: object, key: str) -> None:
     """Raises UserError if a kind or layout does not exist."""
     if not isinstance(name, str) or name not in chosen.classes:
         allowed = ", ".join(map(repr, chosen.classes)) + nearest(str(name), chosen.classes)
         raise UserError(f"{key}.{chosen.by}={_short(name)} is not allowed: it must be one of {allowed}")
 
 
-def _convert(kind, value, key: str):
+def _convert(kind: Any, value: Any, key: str) -> Any:
     origin, args = typing.get_origin(kind), typing.get_args(kind)
     if origin in (types.UnionType, typing.Union) and types.NoneType in args:
         return None if value is None else _convert(next(a for a in args if a is not types.NoneType), value, key)
@@ -92,7 +95,8 @@ def _convert(kind, value, key: str):
         if not hasattr(value, "items"):
             keys = ", ".join(spec.name for spec in dataclasses.fields(kind))
             raise UserError(f"{key}={_short(value)} has the wrong type: it must be a group of keys: {keys}")
-        return from_dict(kind, value, key)
+        made: Any = kind
+        return from_dict(made, value, key)
     if origin is typing.Literal:
         if value not in args:
             allowed = ", ".join(repr(a) for a in args)
@@ -111,7 +115,7 @@ def _convert(kind, value, key: str):
     raise UserError(f"{key}={_short(value)} has the wrong type {type(value).__name__}: it must be {_type_name(kind)}")
 
 
-def _tuple(kinds: tuple, value, key: str) -> tuple:
+def _tuple(kinds: tuple[Any, ...], value: Sequence[Any], key: str) -> tuple[Any, ...]:
     if kinds[-1] is Ellipsis:
         kinds = (kinds[0],) * len(value)
     if len(kinds) != len(value):
@@ -119,7 +123,7 @@ def _tuple(kinds: tuple, value, key: str) -> tuple:
     return tuple(_convert(kind, item, f"{key}[{i}]") for i, (kind, item) in enumerate(zip(kinds, value, strict=True)))
 
 
-def _check_range(spec: dataclasses.Field, value, key: str) -> None:
+def _check_range(spec: dataclasses.Field[Any], value: Any, key: str) -> None:
     if value is None:
         return
     low, high, above = (spec.metadata.get(name) for name in ("low", "high", "above"))
@@ -134,7 +138,7 @@ def _check_range(spec: dataclasses.Field, value, key: str) -> None:
         raise UserError(f"{key}={value!r} is not allowed: it must be a finite number")
 
 
-def _short(value) -> str:
+def _short(value: Any) -> str:
     try:
         text = " ".join(str(value).split()) if hasattr(value, "items") else repr(value)
     except ValueError:  # an integer of thousands of digits
@@ -142,7 +146,7 @@ def _short(value) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def _type_name(kind) -> str:
+def _type_name(kind: Any) -> str:
     names = {int: "an integer", float: "a number", bool: "True or False", str: "a string"}
     if typing.get_origin(kind) is dict:
         return f"a group of names, each {_type_name(typing.get_args(kind)[1])}"
@@ -151,6 +155,6 @@ def _type_name(kind) -> str:
     return names.get(kind, "a group of keys")
 
 
-def to_json(config) -> str:
+def to_json(config: Any) -> str:
     """A config as JSON, from which `from_dict` builds an equal one."""
     return json.dumps(dataclasses.asdict(config), indent=2)

@@ -90,7 +90,7 @@ class BuiltInCorpus:
 
     def documents(self, split: str) -> Iterator[bytes]:
         # A long document is stored in several examples with the same number (builders.py).
-        pieces = []
+        pieces: list = []
         current = 0
         for example in self._builder().as_data_source(split):
             if example["document"] != current and not self._joined:

@@ -77,7 +77,7 @@ def _draw(task: Majority, length: int) -> tuple[np.ndarray, np.ndarray]:
 def _ranks(wanted: int, total: int, seed: int) -> list[int]:
     """`wanted` distinct numbers from 1 to `total`, in random order. `total` may exceed 64 bits."""
     rng = random.Random(seed)
-    found = {}
+    found: dict = {}
     while len(found) < wanted:
         found[rng.randrange(1, total + 1)] = None
     return list(found)

@@ -132,7 +132,7 @@ def _tokenise(opened, split: str, corpus: str, tokenizer: Tokenizer, data: DataC
     separator = np.array([tokenizer.end_of_text], dtype).tobytes()
     begin = [] if tokenizer.begin_of_text is None else [tokenizer.begin_of_text]
     separator_begins = begin == [tokenizer.end_of_text] and data.packing == "stream"
-    lengths = []
+    lengths: list = []
     count = {"n_bytes": 0, "n_characters": 0}
     n_token_bytes = 0
     with (directory / "tokens.bin").open("wb") as file:

@@ -3,6 +3,7 @@
 import math
 import random
 from collections.abc import Sequence
+from typing import Any
 
 from xfresearch.analysis.coefficients import places, sublayer_of, where
 from xfresearch.analysis.prompts import prompt_of
@@ -11,6 +12,7 @@ from xfresearch.analysis.tracing import value_of
 from xfresearch.data.facts import Fact, facts_of
 from xfresearch.data.records import Record, read_record, record_of
 from xfresearch.editing.metrics import prompts_of
+from xfresearch.loading.language_model import LanguageModel
 from xfresearch.models.inputs import encode
 from xfresearch.models.model_config import check_length
 from xfresearch.runtime.errors import UserError, nearest
@@ -18,7 +20,7 @@ from xfresearch.runtime.errors import UserError, nearest
 TRACED = 24  # requests that choose the memory, at most
 
 
-def known_facts(lm) -> list[Fact] | None:
+def known_facts(lm: LanguageModel) -> list[Fact] | None:
     """The facts of the first corpus of the model's run that teaches facts; None if there is none."""
     for corpus in lm.run.data.corpus:
         if corpus.partition(":")[0] == "facts":
@@ -45,7 +47,7 @@ def drawn(known: Sequence[Fact], count: int, seed: int = 0) -> list[Record]:
 
 
 def prepared(
-    lm, requests: Sequence[Record | dict], known: Sequence[Fact] | None = None
+    lm: LanguageModel, requests: Sequence[Record | dict[str, Any]], known: Sequence[Fact] | None = None
 ) -> tuple[list[Record], Sequence[Fact] | None]:
     """The requests, which may be objects of a file as well, and the facts that are known: by default those that the model
     was trained on. What a request does not give comes from the fact with its subject and relation: the prompt, other
@@ -80,7 +82,7 @@ def _completed(number: int, record: Record, known: Sequence[Fact] | None) -> Rec
         allowed = f"{nearest(record.relation, relations)} (allowed: {', '.join(sorted(relations))})"
         raise UserError(f"{name}: there is no relation {record.relation!r}{allowed}")
     for fact in known or ():
-        if (fact.subject, fact.relation) == (record.subject, record.relation):
+        if known and (fact.subject, fact.relation) == (record.subject, record.relation):
             given = {key: value for key, value in record._asdict().items() if value}
             return record_of(fact, known, record.target_new)._replace(**given)
     if not record.prompt:
@@ -91,7 +93,7 @@ def _completed(number: int, record: Record, known: Sequence[Fact] | None) -> Rec
     return record
 
 
-def traced(lm, requests: Sequence[Record]) -> str:
+def traced(lm: LanguageModel, requests: Sequence[Record]) -> str:
     """The memory that the model's own trace of the first requests finds: where restoring its sublayer, in one layer, at the
     last token of the subject helps most (analysis/trace.py). Raises UserError if no request has an object before, or if the
     model knows none of them."""
@@ -107,22 +109,22 @@ def traced(lm, requests: Sequence[Record]) -> str:
         if "." not in sublayer:  # shared experts see all tokens: values.py
             value = value_of(lm.config, sublayer_of(lm.config, place))
             best[place] = found[value][number, CLASSES.index("last subject")]
-    return max(best, key=best.get)
+    return max(best, key=best.__getitem__)
 
 
-def memories(lm, last: str, count: int) -> tuple[str, ...]:
+def memories(lm: LanguageModel, last: str, count: int) -> tuple[str, ...]:
     """`count` memories of the same sublayer that end with `last`, or the first `count` of them; fewer if there are fewer."""
     same = [place for place in places(lm.config) if where(place)[1] == where(last)[1]]
     start = max(0, same.index(last) + 1 - count)
     return tuple(same[start : start + count])
 
 
-def place_of(lm, requests: Sequence[Record], place: str) -> str:
+def place_of(lm: LanguageModel, requests: Sequence[Record], place: str) -> str:
     """The memory `place`; if it is '', the one that the model's own trace finds. Raises UserError for an unknown one."""
     return check_places(lm, [place])[0] if place else traced(lm, requests)
 
 
-def check_places(lm, given: Sequence[str]) -> tuple[str, ...]:
+def check_places(lm: LanguageModel, given: Sequence[str]) -> tuple[str, ...]:
     """The names of memories. Raises UserError for an unknown one, or if they are not in the order of computation: each would
     write a share of what is missing at a layer that comes before it."""
     allowed = places(lm.config)

@@ -36,7 +36,7 @@ def make_scorer(
 
     A device holds the logits of `rows` tokens at a time (0: its default). Parameters and batches are sharded over `mesh`.
     """
-    layers = fast_layers(model.depth, mesh).name if layers == "auto" else layers
+    layers = str(fast_layers(model.depth, mesh).name) if layers == "auto" else layers
 
     @jax.jit
     def scorer(params, batch):
@@ -160,7 +160,7 @@ def windows(start: int, end: int, length: int, stride: int) -> Iterator[Window]:
 
 def pack_windows(all_windows: Iterable[Window], length: int) -> Iterator[list[Window]]:
     """Packs windows in order into rows of at most `length` predictions."""
-    row = []
+    row: list[Window] = []
     free = length
     for window in all_windows:
         size = window.end - window.start - 1
@@ -208,7 +208,10 @@ class Text(NamedTuple):
     unit: str  # of the standard error: documents, or sequences if there is only one document
     digest: str  # of the packed split
 
-    target = "token"
+    @property
+    def target(self) -> str:
+        """What is predicted."""
+        return "token"
 
     @property
     def description(self) -> str:
@@ -244,7 +247,7 @@ def read_text(lm, workdir, corpus="", split="", length=0, stride=0, limit=0) -> 
     last = lm.config.vocab_size - 1
     if highest > last:  # the tokenizer may have ids beyond the embedding table, such as a separator added to it
         raise UserError(f"corpus {corpus!r} has token {highest}, but the model's vocabulary ends at {last}")
-    ends = np.flatnonzero(np.diff(documents)) + 1 if lm.run.data.packing == "documents" else []
+    ends = (np.flatnonzero(np.diff(documents)) + 1).tolist() if lm.run.data.packing == "documents" else []
     spans = zip([0, *ends], [*ends, len(tokens)], strict=True)
     all_windows = (window for start, end in spans for window in windows(start, end, length, stride))
     rows = list(islice(pack_windows(all_windows, length), limit or None))
@@ -263,7 +266,10 @@ class Labels(NamedTuple):
     length: int
     unit: str = "sequences"
 
-    target = "label"
+    @property
+    def target(self) -> str:
+        """What is predicted."""
+        return "label"
 
     @property
     def description(self) -> str:

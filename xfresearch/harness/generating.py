@@ -32,7 +32,7 @@ def make_request(tokens: Sequence[int], settings: dict, length: int) -> Request:
 
 def generate(lm, requests: Sequence[Request], batch_size: int, mesh=None) -> Iterator[list[tuple[int, str]]]:
     """Yields, batch by batch, (index, text) of the finished requests."""
-    groups = {}  # a batch has one number of new tokens and one way of sampling
+    groups: dict = {}  # a batch has one number of new tokens and one way of sampling
     for index, request in enumerate(requests):
         groups.setdefault((request.max_new_tokens, request.sampling), []).append(index)
     for (max_new_tokens, sampling), indices in groups.items():

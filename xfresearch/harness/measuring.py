@@ -104,7 +104,7 @@ def set_examples(loaded: dict, requested: int | None) -> None:
 
 def task_metrics(name: str, items: list[dict], results: dict) -> dict:
     """A task's metrics, a digest of its questions, and each item's values that are plain numbers."""
-    values = {}
+    values: dict = {}
     for item in items:
         for metric in item["metrics"]:
             if isinstance(item[metric], NUMBER):

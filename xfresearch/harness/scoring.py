@@ -119,7 +119,7 @@ def batches(
 ) -> Iterator[tuple[list[Row], tuple]]:
     """Batches, the longest first: (rows, padded size). The size is the number of rows, of tokens and of targets."""
     shards = mesh.shape["context"] if mesh else 1  # lengths must be multiples of this
-    by_size = {}
+    by_size: dict = {}
     for row in make_rows(requests):
         tokens = min(_round_up(SHORTEST * shards, len(row.inputs), 2), length)
         by_size.setdefault((tokens, _round_up(FEWEST * shards, row.target_count, 4)), []).append(row)
@@ -133,7 +133,7 @@ def batches(
 
 def make_rows(requests: Sequence[list[Window]]) -> list[Row]:
     """One row for each distinct input."""
-    rows = {}
+    rows: dict = {}
     for index, windows in enumerate(requests):
         for tokens, scored in windows:
             row = rows.setdefault(inputs := tuple(tokens[:-1]), Row(inputs, []))

@@ -87,7 +87,7 @@ def _nested(changes: dict, by_layer: list[tuple[str, dict]]) -> dict:
 
 def _nested_block(fields: dict) -> dict:
     """{'a': {'b': value}} of {'*.a.b': value}."""
-    block = {}
+    block: dict = {}
     for path, value in fields.items():
         if value is MISSING:
             continue

@@ -61,7 +61,7 @@ def check_adapter(folder: Path) -> None:
 
 def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
     """Every tensor in the folder's safetensors files, by name. Raises UserError if a file is missing or damaged."""
-    found = {}
+    found: dict = {}
     for file in _files(folder):
         for tensor in tensors_in(file):
             if tensor.name in found:

@@ -39,7 +39,7 @@ def differences(model: ModelConfig, other: ModelConfig) -> list[Difference]:
     """The fields in which `model` differs from `other`, each once."""
     ours = function_options(model)
     theirs = function_options(other)
-    found = {}
+    found: dict = {}
     for path in ours | theirs:
         a, b = ours.get(path, ABSENT), theirs.get(path, ABSENT)
         if not _equal(a, b):

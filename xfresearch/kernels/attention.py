@@ -182,8 +182,9 @@ def _scaled(factor: float, q_BLHK, memory: Slots | None):
     def scale(q):
         return q * jnp.asarray(factor, q.dtype)
 
-    memory_q_BLHK = None if memory is None else memory.query
-    return scale(q_BLHK), memory if memory_q_BLHK is None else memory._replace(query=scale(memory_q_BLHK))
+    if memory is None or memory.query is None:
+        return scale(q_BLHK), memory
+    return scale(q_BLHK), memory._replace(query=scale(memory.query))
 
 
 def _splash(*arguments, **options):

@@ -96,7 +96,7 @@ def with_memory(context: tuple, q_BLHK, memory, softcap=0.0):
     """o_BLHV of `context` (a part, its keys and values, its constants), merged with attention to the slots, if any."""
     if memory is None:
         calls = [context]
-        queries = (q_BLHK,)
+        queries: tuple = (q_BLHK,)
     else:
         calls = [context, memory_part(q_BLHK, memory, softcap)]
         queries = (q_BLHK, memory.queries(q_BLHK))

@@ -13,6 +13,7 @@ after the last tile.
 """
 
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -53,7 +54,7 @@ def token_nll(x_BLD, head: Head, labels_BL, rows=0, mesh=None):
     return _on_devices(local, mesh, "TT", x_BLD, head, labels_BL)
 
 
-def nll_of_logits(logits_BLV, labels_BL):
+def nll_of_logits(logits_BLV: Any, labels_BL: Any) -> Any:
     """nll_BL of logits that are in memory already. Unlike token_nll it has no loop, which costs a compilation outside
     jit."""
     log_p_BLV = jax.nn.log_softmax(logits_BLV)
@@ -204,7 +205,7 @@ class VocabularyShard:
 
 def _rows(head: Head, mesh) -> int:
     """The default number of rows for the part of the vocabulary that a device has."""
-    return loss_rows(head.table_VD.shape[0] // (1 if mesh is None else mesh.shape["tensor"]), mesh).name
+    return int(loss_rows(head.table_VD.shape[0] // (1 if mesh is None else mesh.shape["tensor"]), mesh).name)
 
 
 def _wide(x):

@@ -31,7 +31,8 @@ def cudnn(q_BLHK, k_BSGK, v_BSGV, memory, segments, mask: Mask, mesh=None, bias=
     size = padded(max(q_BLHK.shape[-1], V), MULTIPLE)  # zeros change no logit, and their outputs are left out
     q, k, v = (_widened(x, size) for x in (q_BLHK, k_BSGK, v_BSGV))
     if memory is not None:
-        memory = Slots(*(x if x is None else _widened(x, size) for x in memory[:3]), memory.sink_H)
+        query = None if memory.query is None else _widened(memory.query, size)
+        memory = Slots(query, _widened(memory.key, size), _widened(memory.value, size), memory.sink_H)
 
     def local(bias, q, k, v, memory, segments):
         if memory is None and segments is None and bias is None:

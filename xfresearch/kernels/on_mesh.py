@@ -23,7 +23,8 @@ def on_mesh(local, mesh, q_BLHK, k, v, memory, segments, *, keys: str, extra=Non
     if memory is not None:
         query = None if memory.query is None else spec("BLHK", q_BLHK.shape)
         sink = None if memory.sink_H is None else spec("H", memory.sink_H.shape)
-        slots = Slots(query, *[spec("MGK", memory.key.shape)] * 2, sink)
+        keys_and_values = spec("MGK", memory.key.shape)
+        slots = Slots(query, keys_and_values, keys_and_values, sink)
     documents = (spec("BL", q_BLHK.shape[:2]), spec(f"B{keys}", k.shape[:2])) if segments else None
     run = jax.shard_map(
         local,

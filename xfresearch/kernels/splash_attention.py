@@ -8,6 +8,7 @@ On a mesh each device has its own sequences, heads and queries, and all keys.
 """
 
 from functools import cache, partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -171,7 +172,7 @@ def make_kernel(grid: LazyMask, heads: int, shards: int, softcap=0.0):
     """The splash kernel for `heads` heads and the mask `grid`, with queries in `shards` and softcapped logits."""
     block_q = block_size(grid.shape[0] // shards)
     block_k = block_size(grid.shape[1])
-    sizes = {"block_q": block_q, "block_q_dkv": block_q, "block_q_dq": block_q}
+    sizes: dict[str, Any] = {"block_q": block_q, "block_q_dkv": block_q, "block_q_dq": block_q}
     sizes |= {"block_kv": block_k, "block_kv_dkv": block_k, "block_kv_dq": block_k}
     with jax.ensure_compile_time_eval():
         kernel = kernels.make_splash_mha(

@@ -5,20 +5,24 @@ logits_BLV = lm(tokens_BL)
 """
 
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace as with_fields
 from functools import partial
 from numbers import Integral
+from os import PathLike
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from etils import epath
+from jax.typing import ArrayLike
 
 from xfresearch.checkpoints import store
 from xfresearch.config.reading import to_json
 from xfresearch.data.labels import has_labels
 from xfresearch.data.pipeline import stream_tokens
+from xfresearch.data.tokenizers import Tokenizer
 from xfresearch.interop import chat, exporting
 from xfresearch.interop.source import Source
 from xfresearch.kernels.cross_entropy import token_nll
@@ -40,13 +44,18 @@ from xfresearch.models.model_config import LIMITS, ModelConfig, check_length, lo
 from xfresearch.models.sampling import DEFAULT, Sampling
 from xfresearch.models.stack import ends_with
 from xfresearch.models.sublayer import Memory
-from xfresearch.models.taps import Request, captured, request
+from xfresearch.models.taps import Patch, Request, captured, request
 from xfresearch.models.words import model_line
 from xfresearch.run.config import Config
 from xfresearch.runtime.errors import UserError
 from xfresearch.runtime.files import new_directory, write_text
 from xfresearch.runtime.hardware import kinds_of
 from xfresearch.runtime.tables import lines
+
+Params: TypeAlias = dict[str, Any]  # nested dicts of arrays, with layers stacked
+Text: TypeAlias = str | Sequence[str] | ArrayLike | Sequence[Sequence[int]]  # or token ids [B, L]
+Replacement: TypeAlias = Callable[[jax.Array], ArrayLike] | ArrayLike | Patch
+Replacements: TypeAlias = Mapping[str, Replacement]  # by the names of taps
 
 
 class LanguageModel:
@@ -57,8 +66,8 @@ class LanguageModel:
     def __init__(
         self,
         config: ModelConfig,
-        params: dict,
-        tokenizer,
+        params: Params,
+        tokenizer: Tokenizer | None,
         run: Config,
         step: int = 0,
         source: Source | None = None,
@@ -75,9 +84,10 @@ class LanguageModel:
     def __repr__(self) -> str:
         """A few lines about the model: what it is, and where its parameters come from."""
         trained = f"on {', '.join(self.run.data.corpus)}, {self.step:,} of {self.run.steps:,} updates"
+        read = self.tokenizer
         parts = {
             "model": model_line(self.config, self.run.sequence_length),
-            "tokenizer": self.tokenizer and f"{type(self.tokenizer).__name__} of {self.tokenizer.vocab_size:,} ids",
+            "tokenizer": f"{type(read).__name__} of {read.vocab_size:,} ids" if read else "none",
             "trained": trained if self.step else "not here",
             "source": f"a Hugging Face folder of {self.source.dtype} tensors" if self.source else "xfresearch",
             "params": _placed(self.params),
@@ -86,17 +96,23 @@ class LanguageModel:
             parts["edits"] = ", ".join(edit.record["method"] for edit in self.edits)
         return f"LanguageModel\n{lines(parts)}"
 
-    def with_params(self, params: dict, edits: tuple[edited.Applied, ...] | None = None) -> "LanguageModel":
+    def with_params(self, params: Params, edits: tuple[edited.Applied, ...] | None = None) -> "LanguageModel":
         """The same model with other parameters, and with other `edits` if they are given."""
         edits = self.edits if edits is None else edits
         return LanguageModel(self.config, params, self.tokenizer, self.run, self.step, self.source, edits)
 
-    def tokens(self, text) -> jax.Array:
+    def tokens(self, text: Text) -> jax.Array:
         """Token ids int32[B, L] of a text, or of several texts with equally many tokens, after the begin-of-text token if
         the tokenizer has one. All methods do the same with a text."""
         return as_tokens(self.config, self.tokenizer, text)
 
-    def __call__(self, tokens_BL, replace: dict | None = None, positions_BL=None, segments_BL=None):
+    def __call__(
+        self,
+        tokens_BL: Text,
+        replace: Replacements | None = None,
+        positions_BL: ArrayLike | None = None,
+        segments_BL: ArrayLike | None = None,
+    ) -> jax.Array:
         """Logits [B, L, V] in float32 (float64 for a float64 model) of a text or of token ids [B, L].
 
         `replace` maps names of taps, which may have the wildcard `*`, to a pure function from the tap's value to a new
@@ -107,31 +123,45 @@ class LanguageModel:
         has one. `segments_BL` are the numbers of their documents in a packed row, 0 for padding; by default one document
         without padding.
         """
-        return _logits(self.config, self.params, *self._inputs(tokens_BL, replace, positions_BL, segments_BL))
+        inputs = self._inputs(tokens_BL, replace, positions_BL, segments_BL)
+        logits_BLV: jax.Array = _logits(self.config, self.params, *inputs)
+        return logits_BLV
 
-    def loss(self, tokens_BL, replace: dict | None = None, positions_BL=None, segments_BL=None):
+    def loss(
+        self,
+        tokens_BL: Text,
+        replace: Replacements | None = None,
+        positions_BL: ArrayLike | None = None,
+        segments_BL: ArrayLike | None = None,
+    ) -> jax.Array:
         """The loss [B, L - 1] of each token of a text, or of token ids [B, L], given those before it, in nats. The other
         arguments are those of a call. Raises UserError for fewer than two tokens."""
         inputs = self._inputs(tokens_BL, replace, positions_BL, segments_BL)
         if inputs[0].shape[1] < 2:
             raise UserError("a loss needs at least 2 tokens: the first one is only read")
-        return _loss(self.config, self.params, *inputs)
+        loss_BL: jax.Array = _loss(self.config, self.params, *inputs)
+        return loss_BL
 
-    def unembed(self, x, normed: bool = False):
+    def unembed(self, x: ArrayLike, normed: bool = False) -> jax.Array:
         """Logits [..., V] of a residual stream x [..., D], such as the tap 'blocks.3.feed_forward.residual', as if it
         were the last one: after the final norm and the output head. With `normed`, x is after the final norm already, as
         the tap 'final' is. Raises UserError for a model with a second stream, which the final norm reads too."""
         if not normed and (values := ends_with(self.config)):
             raise UserError(f"unembed: the head reads a second stream beside x, {', '.join(values)}; use normed=True")
         lm = transformer.bind(self.config, self.params)
-        x = jnp.asarray(x, self.config.dtype)
-        if x.shape[-1:] != (self.config.width,):
-            raise UserError(f"unembed: x of shape {x.shape} is not allowed: it must be [..., {self.config.width}]")
-        return lm.logits(x if normed else lm.final_norm(x))
+        read = jnp.asarray(x, self.config.dtype)
+        if read.shape[-1:] != (self.config.width,):
+            raise UserError(f"unembed: x of shape {read.shape} is not allowed: it must be [..., {self.config.width}]")
+        return lm.logits(read if normed else lm.final_norm(read))
 
     def capture(
-        self, tokens_BL, names: str | Iterable[str], replace: dict | None = None, positions_BL=None, segments_BL=None
-    ) -> dict:
+        self,
+        tokens_BL: Text,
+        names: str | Iterable[str],
+        replace: Replacements | None = None,
+        positions_BL: ArrayLike | None = None,
+        segments_BL: ArrayLike | None = None,
+    ) -> dict[str, jax.Array]:
         """{name: value} of the taps `names`, in the order of computation, in a pass over a text or token ids [B, L]. `*`
         in a name stands for any part of it: 'blocks.*.feed_forward.out'. A name may be that of TransformerLens. The other
         arguments are those of a call; replaced values are recorded after the replacement."""
@@ -140,7 +170,13 @@ class LanguageModel:
         found = _capture(self.config, frozenset(tap for tap, _ in names.values()), self.params, *inputs)
         return {name: found[tap] for name, (tap, _) in names.items()}
 
-    def _inputs(self, tokens_BL, replace: dict | None, positions_BL, segments_BL) -> tuple:
+    def _inputs(
+        self,
+        tokens_BL: Text,
+        replace: Replacements | None,
+        positions_BL: ArrayLike | None,
+        segments_BL: ArrayLike | None,
+    ) -> tuple[Any, ...]:
         """The arguments of the compiled passes after the parameters."""
         tokens_BL = self.tokens(tokens_BL)
         rows = self.config.max_length if self.config.position == "learned" else 2**31
@@ -188,7 +224,7 @@ class LanguageModel:
         top_p: float = DEFAULT.top_p,
         seed: int | list[int] = 0,
         stream: Callable[[int, str, list[int]], None] | None = None,
-        replace: dict | None = None,
+        replace: Replacements | None = None,
     ) -> str | list[str]:
         """Continues `prompt` and returns the new text, without the prompt; a list of prompts gives a list of texts. A prompt
         is a text, in which special tokens are text, or token ids, such as those of `encode` and `chat`.
@@ -201,19 +237,18 @@ class LanguageModel:
         `replace` is that of a call. Its functions get the values [B, L, ...] of the prompts, padded on the left, and then
         those [B, 1, ...] of each new token. Each function is compiled anew.
         """
-        if self.tokenizer is None:
-            raise UserError("this model has no tokenizer, so it cannot read or write text: call it on token ids")
-        tokens, one = prompt_ids(self.config, self.tokenizer, prompt)
+        tokenizer = self._reader()
+        tokens, one = prompt_ids(self.config, tokenizer, prompt)
         texts = [""] * len(tokens)
-        readers = [self.tokenizer.decode_stream(self._begins(ids)) for ids in tokens]
+        readers = [tokenizer.decode_stream(self._begins(ids)) for ids in tokens]
         sampling = Sampling(temperature, top_k, top_p)
         chunks = self._generate_tokens(tokens, max_new_tokens, sampling, seed, replace or {})
         for chunk in chunks:
-            for index, tokens in enumerate(chunk):
-                text = readers[index].push(tokens)
+            for index, new in enumerate(chunk):
+                text = readers[index].push(new)
                 texts[index] += text
-                if stream and tokens:
-                    stream(index, text, tokens)
+                if stream and new:
+                    stream(index, text, new)
         for index, reader in enumerate(readers):
             rest = reader.flush()
             texts[index] += rest
@@ -226,7 +261,7 @@ class LanguageModel:
         one. With `special_tokens`, those in the text are tokens."""
         return encode(self.config, self.tokenizer, text, "text", special_tokens)
 
-    def chat(self, messages: str | list[dict]) -> list[int]:
+    def chat(self, messages: str | list[dict[str, Any]]) -> list[int]:
         """The token ids of a conversation, [{"role": "user", "content": "..."}] or one message of the user, by the chat
         template of the Hugging Face folder that the model came from, up to where the answer begins. Raises UserError if
         there is no template."""
@@ -234,15 +269,23 @@ class LanguageModel:
         text = chat.render(self.source.files if self.source else {}, messages)
         ids = self.encode(text, special_tokens=True)
         # The template writes the begin-of-text token where it wants one.
-        begin = self.tokenizer.begin_of_text
-        return ids if begin is None or self.tokenizer.encode_special(text)[:1] == [begin] else ids[1:]
+        tokenizer = self._reader()
+        begin = tokenizer.begin_of_text
+        return ids if begin is None or tokenizer.encode_special(text)[:1] == [begin] else ids[1:]
+
+    def _reader(self) -> Tokenizer:
+        """The tokenizer. Raises UserError if there is none."""
+        if self.tokenizer is None:
+            raise UserError("this model has no tokenizer, so it cannot read or write text: call it on token ids")
+        return self.tokenizer
 
     def _begins(self, ids: list[int]) -> bool:
         """Whether a prompt of these ids is empty, so that what follows is the beginning of a text."""
-        begin = self.tokenizer.begin_of_text
-        return ids == [self.tokenizer.end_of_text if begin is None else begin]
+        tokenizer = self._reader()
+        begin = tokenizer.begin_of_text
+        return ids == [tokenizer.end_of_text if begin is None else begin]
 
-    def save(self, path) -> None:
+    def save(self, path: str | PathLike[str]) -> None:
         """Writes a directory that `load` reads: config.json, tokenizer/, checkpoints/<step>/ and the record of the
         Hugging Face folder that the model came from. The write is atomic. Raises UserError if `path` exists and is not
         an empty directory."""
@@ -255,14 +298,19 @@ class LanguageModel:
             edited.save(directory, self.edits)
             store.save_params(directory, self.step, self.params)
 
-    def export_hf(self, path, family: str = "", dtype: str = "", shard_bytes: int = 5 * 10**9) -> str:
+    def export_hf(self, path: str | PathLike[str], family: str = "", dtype: str = "", shard_bytes: int = 5 * 10**9) -> str:
         """Writes a Hugging Face folder that `transformers` and `load` read, in files of at most `shard_bytes`, and
         returns the family. See interop/exporting.py for the choice of family and dtype. Raises UserError if `path`
         exists and is not an empty directory, or if no family can express the model; the message gives the reason."""
         return exporting.export(self, epath.Path(path).expanduser(), family, dtype, shard_bytes).name
 
     def _generate_tokens(
-        self, tokens: list[list[int]], max_new_tokens: int | None, sampling, seed: int | list[int], replace: dict
+        self,
+        tokens: list[list[int]],
+        max_new_tokens: int | None,
+        sampling: Sampling,
+        seed: int | list[int],
+        replace: Replacements,
     ) -> Iterator[list[list[int]]]:
         seeds = seed if isinstance(seed, list) else [seed] * len(tokens)
         if not all(isinstance(each, Integral) and 0 <= each < 2**32 for each in seeds):
@@ -272,9 +320,10 @@ class LanguageModel:
         if not tokens:
             return iter(())
         count = self._new_tokens(max(map(len, tokens)), max_new_tokens)
-        limits = {"stops": self.tokenizer.stops, "vocab_size": self.tokenizer.vocab_size}
+        read = self._reader()
         taps = request(self.config, (), patches(self.config, replace, len(tokens), max(map(len, tokens))))
-        return decoding.generate(self.config, self.params, tokens, count, sampling, seeds, **limits, taps=taps)
+        drawn = (self.config, self.params, tokens, count, sampling, seeds, read.stops, read.vocab_size)
+        return decoding.generate(*drawn, taps=taps)
 
     def _new_tokens(self, length: int, max_new_tokens: int | None) -> int:
         """The number of tokens to generate after a prompt of `length` tokens."""
@@ -291,24 +340,28 @@ class LanguageModel:
 
 
 @partial(jax.jit, static_argnums=0)
-def _logits(config: ModelConfig, params: dict, *inputs):
+def _logits(config: ModelConfig, params: Params, *inputs: Any) -> jax.Array:
     lm, out = forward(config, params, *inputs)
-    return lm.logits(out.hidden_BLD)
+    logits_BLV: jax.Array = lm.logits(out.hidden_BLD)
+    return logits_BLV
 
 
 @partial(jax.jit, static_argnums=0)
-def _loss(config: ModelConfig, params: dict, tokens_BL, *inputs):
+def _loss(config: ModelConfig, params: Params, tokens_BL: jax.Array, *inputs: Any) -> jax.Array:
     lm, out = forward(config, params, tokens_BL, *inputs)
-    return token_nll(out.hidden_BLD[:, :-1], lm.logit_head(), tokens_BL[:, 1:])[0]
+    loss_BL: jax.Array = token_nll(out.hidden_BLD[:, :-1], lm.logit_head(), tokens_BL[:, 1:])[0]
+    return loss_BL
 
 
 @partial(jax.jit, static_argnums=(0, 1))
-def _capture(config: ModelConfig, names: frozenset[str], params: dict, tokens_BL, taps: Request, *inputs) -> dict:
+def _capture(
+    config: ModelConfig, names: frozenset[str], params: Params, tokens_BL: jax.Array, taps: Request, *inputs: Any
+) -> dict[str, jax.Array]:
     taps = with_fields(taps, record=request(config, names).record)
     return captured(config, forward(config, params, tokens_BL, taps, *inputs)[1].captures, names)
 
 
-def _placed(params: dict) -> str:
+def _placed(params: Params) -> str:
     """The dtype of parameters, and the devices that they are on."""
     leaves = jax.tree.leaves(params)
     devices = {device for leaf in leaves if isinstance(leaf, jax.Array) for device in leaf.devices()}

@@ -2,11 +2,13 @@
 
 from collections.abc import Callable
 from functools import partial
+from os import PathLike
 from pathlib import Path
 from typing import NamedTuple
 
 import jax
 from etils import epath
+from jax.sharding import Mesh
 
 from xfresearch.checkpoints import store
 from xfresearch.checkpoints.newest import newest_good
@@ -15,7 +17,7 @@ from xfresearch.data.tokenizers import has_tokenizer, load_tokenizer
 from xfresearch.interop import folder, importing, llama2c
 from xfresearch.interop.source import load as load_source
 from xfresearch.loading import edits
-from xfresearch.loading.language_model import LanguageModel
+from xfresearch.loading.language_model import LanguageModel, Params
 from xfresearch.models.model_config import ModelConfig, with_dtype
 from xfresearch.models.transformer import abstract_params
 from xfresearch.run.config import Config
@@ -32,7 +34,10 @@ LOADED = (
 
 
 def load(
-    path, step: int | None = None, mesh=None, dtype: str = "", allow_nonfinite: bool = False
+    path: str | PathLike[str],
+    step: int | None = None,
+    mesh: Mesh | None = None,
+    dtype: str = "", allow_nonfinite: bool = False
 ) -> LanguageModel:
     """Loads the model at `path`: a run's directory, one of its checkpoints ('runs/a/checkpoints/500'), a Hugging Face
     folder, or a llama2.c file, whose name ends in .bin.
@@ -46,20 +51,20 @@ def load(
     requested checkpoint is damaged, and for weights of a Hugging Face folder that are NaN or infinite, unless
     `allow_nonfinite` makes it a warning.
     """
-    path, step = locate(path, step)
-    if _is_llama2c(path):
-        return LanguageModel(**llama2c.load(path, mesh, dtype)._asdict())
-    if folder.is_folder(path):
-        return LanguageModel(**importing.load(path, mesh, dtype, allow_nonfinite)._asdict())
-    run = read_json(inside(path, "config.json"))
+    found, step = locate(path, step)
+    if _is_llama2c(found):
+        return LanguageModel(**llama2c.load(found, mesh, dtype)._asdict())
+    if folder.is_folder(found):
+        return LanguageModel(**importing.load(found, mesh, dtype, allow_nonfinite)._asdict())
+    run = read_json(inside(found, "config.json"))
     if "float64" in (run.model.dtype, run.model.param_dtype):
         jax.config.update("jax_enable_x64", True)
-    tokenizer = load_tokenizer(str(inside(path, "tokenizer"))) if exists(path / "tokenizer") else None
+    tokenizer = load_tokenizer(str(inside(found, "tokenizer"))) if exists(found / "tokenizer") else None
     model = with_dtype(run.model, dtype)
-    step, params = _restore(path, step, abstract_params(run.model, mesh))
+    step, params = _restore(found, step, abstract_params(run.model, mesh))
     if model.param_dtype != run.model.param_dtype:
         params = jax.tree.map(lambda leaf: leaf.astype(model.param_dtype), params)
-    return LanguageModel(model, params, tokenizer, run, step, load_source(path), edits.load(path))
+    return LanguageModel(model, params, tokenizer, run, step, load_source(found), edits.load(found))
 
 
 class Stored(NamedTuple):
@@ -69,25 +74,25 @@ class Stored(NamedTuple):
     path: epath.Path  # of the run's directory, the folder or the file
     model: ModelConfig
     tokenizer: str  # path of its tokenizer; '' if it has none
-    read: Callable[[dict], tuple[int | None, dict]]  # abstract parameters -> a run's step, parameters so sharded
+    read: Callable[[Params], tuple[int | None, Params]]  # abstract parameters -> a run's step, parameters so sharded
 
 
-def stored(path) -> Stored:
+def stored(path: str | PathLike[str]) -> Stored:
     """The model at `path`, which is one of those that `load` reads. Raises UserError as `load` does."""
-    path, step = locate(path)
-    if _is_llama2c(path):
-        layout, run = llama2c.read_header(Path(path))
-        read = partial(llama2c.read_params, Path(path), layout)
-        return Stored("llama2.c file", path, run.model, run.data.tokenizer, lambda abstract: (None, read(abstract)))
-    if folder.is_folder(path):
-        header = importing.read_header(path)
-        tokenizer = str(path) if has_tokenizer(path) else ""
-        read = partial(importing.read_params, path, header)
-        return Stored("Hugging Face folder", path, header.model, tokenizer, lambda abstract: (None, read(abstract)[0]))
-    model = read_json(inside(path, "config.json")).model
-    _require_step(path, step)  # a mistake shows before the data are prepared
-    tokenizer = str(inside(path, "tokenizer")) if exists(path / "tokenizer") else ""
-    return Stored("run", path, model, tokenizer, partial(_restore, path, step))
+    found, step = locate(path)
+    if _is_llama2c(found):
+        layout, run = llama2c.read_header(Path(found))
+        weights = partial(llama2c.read_params, Path(found), layout)
+        return Stored("llama2.c file", found, run.model, run.data.tokenizer, lambda abstract: (None, weights(abstract)))
+    if folder.is_folder(found):
+        header = importing.read_header(found)
+        tokenizer = str(found) if has_tokenizer(found) else ""
+        read = partial(importing.read_params, found, header)
+        return Stored("Hugging Face folder", found, header.model, tokenizer, lambda abstract: (None, read(abstract)[0]))
+    model = read_json(inside(found, "config.json")).model
+    _require_step(found, step)  # a mistake shows before the data are prepared
+    tokenizer = str(inside(found, "tokenizer")) if exists(found / "tokenizer") else ""
+    return Stored("run", found, model, tokenizer, partial(_restore, found, step))
 
 
 def _is_llama2c(path: epath.Path) -> bool:
@@ -99,34 +104,34 @@ def _is_foreign(path: epath.Path) -> bool:
     return _is_llama2c(path) or folder.is_folder(path)
 
 
-def locate(path, step: int | None = None) -> tuple[epath.Path, int | None]:
+def locate(path: str | PathLike[str], step: int | None = None) -> tuple[epath.Path, int | None]:
     """The run's directory and the step that `path` or `step` names. A path in another library's format is returned as
     it is."""
-    path = epath.Path(path).expanduser()
-    require_no_dangling_link(path)
-    if path.parent.name == "checkpoints" and store.is_step(path.name):
-        if step not in (None, int(path.name)):
-            raise UserError(f"step={step} is not allowed with the path {path}: give one of the two")
-        return path.parent.parent, int(path.name)
-    if _is_foreign(path):
+    found = epath.Path(path).expanduser()
+    require_no_dangling_link(found)
+    if found.parent.name == "checkpoints" and store.is_step(found.name):
+        if step not in (None, int(found.name)):
+            raise UserError(f"step={step} is not allowed with the path {found}: give one of the two")
+        return found.parent.parent, int(found.name)
+    if _is_foreign(found):
         if step is not None:
-            raise UserError(f"step={step} is not allowed with {path}, which holds one model")
-        return path, None
-    if not exists(path / "config.json"):
-        if path.is_file():
-            raise refused(path, sniff(path), LOADED)
-        problem = "is not a run's directory" if path.exists() else "does not exist"
-        raise UserError(f"{path} {problem}: {LOADED}")
-    return path, step
+            raise UserError(f"step={step} is not allowed with {found}, which holds one model")
+        return found, None
+    if not exists(found / "config.json"):
+        if found.is_file():
+            raise refused(found, sniff(found), LOADED)
+        problem = "is not a run's directory" if found.exists() else "does not exist"
+        raise UserError(f"{found} {problem}: {LOADED}")
+    return found, step
 
 
-def run_config(path) -> Config:
+def run_config(path: str | PathLike[str]) -> Config:
     """The config of the run at `path`; the default config for a model in another library's format."""
-    path, _ = locate(path)
-    return Config() if _is_foreign(path) else read_json(inside(path, "config.json"))
+    found, _ = locate(path)
+    return Config() if _is_foreign(found) else read_json(inside(found, "config.json"))
 
 
-def _restore(workdir: epath.Path, step: int | None, abstract: dict) -> tuple[int, dict]:
+def _restore(workdir: epath.Path, step: int | None, abstract: Params) -> tuple[int, Params]:
     """The requested step, or the newest good one, and its parameters with the shardings of `abstract`."""
     _require_step(workdir, step)
     if step is not None:
@@ -157,7 +162,7 @@ def _in_words(steps: list[int]) -> str:
     return ", ".join(map(str, steps))
 
 
-def read_params(workdir, model: ModelConfig, step: int, mesh=None) -> dict:
+def read_params(workdir: str | PathLike[str], model: ModelConfig, step: int, mesh: Mesh | None = None) -> Params:
     """The parameters of a run's checkpoint, on the first device or sharded over a `mesh`. Raises Unusable if the
     checkpoint is damaged, is not good, or was deleted meanwhile."""
     return store.restore_params(workdir, step, abstract_params(model, mesh))

@@ -1,7 +1,7 @@
 """The options of a block. The layout decides which sublayers a block has, and so which groups of options."""
 
 from dataclasses import dataclass, make_dataclass, replace
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from xfresearch.config.fields import choice, group, option
 from xfresearch.models.feed_forwards.dense import HIDDEN
@@ -11,7 +11,11 @@ from xfresearch.models.norms import NORMS, WITH_ALPHA, WITH_EPSILON, NormSpec
 from xfresearch.models.sublayer import SublayerConfig
 from xfresearch.runtime.errors import require
 
-NormKind = Literal[*NORMS]
+if TYPE_CHECKING:  # a checker cannot read the values of a table
+    NormKind = str
+    SiteKind = str
+else:
+    NormKind, SiteKind = Literal[*NORMS], Literal["", *NORMS]
 SITES = {
     "in": "norm of the input of {}",
     "out": "norm of the output of {}",
@@ -23,7 +27,7 @@ SITES = {
 class NormSite:
     """Options of a single norm. Where an option is None or '', the block's option applies."""
 
-    kind: Literal["", *NORMS] = option("", "kind of this norm; '' for the block's")
+    kind: SiteKind = option("", "kind of this norm; '' for the block's")
     gain: bool | None = option(None, "this norm has a trained gain; None for the block's option")
     bias: bool | None = option(None, "this norm has a trained bias; None for the block's option")
     epsilon: float | None = option(None, "epsilon of this norm; None for the block's option", low=0.0)
@@ -49,6 +53,11 @@ class BlockConfig:
     )
     norm_alpha: float = option(0.5, "initial alpha of dyt and derf norms", above=0.0, decides="initialisation")
     dropout: float = option(0.0, "dropout rate of each sublayer's output", low=0.0, high=0.99, decides="training")
+
+    @property
+    def norms(self) -> Any:
+        """A NormSite for each site of the layout: a group of options in every class of BLOCKS."""
+        raise NotImplementedError
 
     @property
     def sublayers(self) -> dict[str, SublayerConfig]:
@@ -119,7 +128,7 @@ def check_norms(block: BlockConfig, elsewhere: tuple[str, ...], key: str) -> Non
     for name, (reader, words) in read.items():
         default = BlockConfig.__dataclass_fields__[name].default
         value = getattr(block, name)
-        require(reader or value == default, f"{key}.{name}", value, f"{default!r}, its default: only {words} reads it")
+        require(bool(reader) or value == default, f"{key}.{name}", value, f"{default!r}, its default: only {words} reads it")
     for site in layout.sites:
         _check_site(getattr(block.norms, site), block.norm_at(site), f"{key}.norms.{site}")
 

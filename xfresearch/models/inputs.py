@@ -142,7 +142,7 @@ def matching(model: ModelConfig, patterns: Iterable[str]) -> dict[str, tuple[str
     taps = tap_shapes(model)
     names = {name: name for name in taps} | {theirs: ours for theirs, ours in lens_names(model).items() if ours in taps}
     order = {tap: number for number, tap in enumerate(taps)}
-    found = {}
+    found: dict = {}
     for pattern in patterns:
         matches = fnmatch.filter(taps, pattern) or fnmatch.filter(names, pattern)
         if not matches:

@@ -22,7 +22,7 @@ class Kind:
     options: type[SublayerConfig]
     module: type[SublayerModule]
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if found := unread(self.options, self.module):
             raise TypeError(
                 f"{self.options.__name__} inherits options that no step of {self.module.__name__} reads: "

@@ -54,7 +54,7 @@ def most_repeats(model) -> int:
 
 def layers(model) -> list[Layer]:
     """All layers of a model, in the order of computation."""
-    found = []
+    found: list = []
     for segment in segment_stacks(model):
         for index in range(segment[0].repeats):
             found += [Layer(len(found) + i, stack.name, stack.block, index) for i, stack in enumerate(segment)]

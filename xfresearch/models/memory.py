@@ -5,13 +5,15 @@ expert is one, and so are the slots of attention, whose coefficients are softmax
 same sublayer is m.
 """
 
+from typing import Any
+
 from xfresearch.models import transformer
 from xfresearch.models.model_config import ModelConfig
 from xfresearch.models.sublayer import Memory
 from xfresearch.runtime.errors import UserError
 
 
-def memory(model: ModelConfig, params: dict, layer: int, sublayer: str = "") -> Memory:
+def memory(model: ModelConfig, params: dict[str, Any], layer: int, sublayer: str = "") -> Memory:
     """The memory of a sublayer of `layer`: 'feed_forward' (all of its experts), 'feed_forward.shared' (shared experts)
     or 'attention'. By default it is that of the last sublayer with a memory.
 

@@ -5,7 +5,7 @@ from typing import Literal
 
 import jax
 
-from xfresearch.config.fields import check_read, option, where
+from xfresearch.config.fields import change, check_read, option, where
 from xfresearch.models import layers, stack
 from xfresearch.models.block_config import NormKind, check_norms
 from xfresearch.models.feed_forwards.moe import MoeConfig
@@ -37,7 +37,7 @@ class ModelConfig(StackConfig):
     )
     dropout: float = option(0.0, "dropout rate of the embedding", low=0.0, high=0.99, decides="training")
 
-    def __hash__(self):  # `blocks` is a dict, which has no hash; equal configs have equal representations
+    def __hash__(self) -> int:  # `blocks` is a dict, which has no hash; equal configs have equal representations
         return hash(repr(self))
 
     @property
@@ -117,5 +117,5 @@ def with_dtype(model: ModelConfig, dtype: str) -> ModelConfig:
     require(dtype in DTYPES, "model.dtype", dtype, f"one of {', '.join(DTYPES)}")
     if dtype == "float64":
         jax.config.update("jax_enable_x64", True)
-        model = replace(model, param_dtype=dtype)
-    return resolve_model(replace(model, dtype=dtype))
+        model = replace(model, param_dtype="float64")
+    return resolve_model(change(model, "dtype", dtype))

@@ -6,7 +6,7 @@ It is separate from the language model (transformer.py), so that a model can hav
 from collections import Counter
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -29,6 +29,7 @@ from xfresearch.models.taps import Request
 from xfresearch.runtime.errors import nearest, require
 from xfresearch.sharding.partition import constrain_parameters
 
+S = TypeVar("S", bound="StackConfig")
 REMAT = {
     "none": lambda f: f,
     "full": jax.checkpoint,
@@ -87,7 +88,7 @@ class StackConfig:
                 yield name, branch, place
 
 
-def resolved(stack: StackConfig) -> StackConfig:
+def resolved(stack: S) -> S:
     """A stack's config with derived sizes filled in. Raises UserError at the first invalid option."""
     stack = _with_repeats(stack)
     names = list(dict.fromkeys(name for pattern, _ in layers.segments(stack) for name in pattern))
@@ -109,7 +110,7 @@ def resolved(stack: StackConfig) -> StackConfig:
     return stack
 
 
-def _with_repeats(stack: StackConfig) -> StackConfig:
+def _with_repeats(stack: S) -> S:
     """The stack with the repeats of all segments, which must add up to the depth."""
     blocks = stack.blocks
     depth = stack.depth
@@ -266,7 +267,7 @@ def scan(stack: StackConfig, blocks, stream: Stream, ctx: Context, caches, remat
     for segment in layers.segment_stacks(stack):
         stacked = {place.name: blocks[place.name] for place in segment}
         cached = {place.name: caches[place.name] for place in segment} if caches else None
-        sites = {}  # in the order of computation, which a dict loses when it leaves the scan
+        sites: dict = {}  # in the order of computation, which a dict loses when it leaves the scan
 
         def body(stream, xs, segment=segment, first=first, sites=sites):
             blocks, caches, repeat = xs

@@ -7,8 +7,9 @@ kinds.
 """
 
 import inspect
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 from flax import nnx
@@ -18,10 +19,17 @@ from xfresearch.models.costs import Costs
 from xfresearch.models.place import Place
 from xfresearch.models.stream import Carried
 
+F = TypeVar("F", bound=Callable[..., Any])
+
 
 @dataclass(frozen=True)
 class SublayerConfig:
     """Options of one kind of sublayer. They include `kind`."""
+
+    @property
+    def kind(self) -> str:
+        """The kind, which is an option of every class that derives from this one."""
+        raise NotImplementedError
 
     def resolved(self, place: Place, key: str) -> "SublayerConfig":
         """The options with derived sizes filled in. `key` is their path in the config. Raises UserError if options
@@ -71,7 +79,7 @@ class SublayerConfig:
         return False
 
     @property
-    def mixture(self):
+    def mixture(self) -> Any:
         """The options of its mixture of experts (MoeConfig); None without."""
         return None
 
@@ -98,14 +106,14 @@ class SublayerConfig:
         return self
 
 
-def reads(*groups: type):
+def reads(*groups: type) -> Callable[[F], F]:
     """Marks a step (a method) of a module: it reads the options that these classes declare.
 
     A config inherits options from such classes. `unread` finds those that no step reads, and kinds.py refuses the kind.
     """
 
-    def mark(step):
-        step.reads = groups
+    def mark(step: F) -> F:
+        setattr(step, "reads", groups)  # noqa: B010 - a function, to which Python lets one add attributes
         return step
 
     return mark
@@ -179,11 +187,11 @@ class Memory(NamedTuple):
 class SublayerModule(nnx.Module):
     """The module of a kind of sublayer, constructed as cls(place, rngs)."""
 
-    def init_cache(self, batch: int, length: int) -> dict:
+    def init_cache(self, batch: int, length: int) -> dict[str, Any]:
         """An empty cache for `length` tokens of each of `batch` sequences; {} for a sublayer without a cache."""
         return {}
 
-    def memories(self, dtype) -> dict[str, Memory]:
+    def memories(self, dtype: Any) -> dict[str, Memory]:
         """The memories of a single layer, {part: memory}. The part '' is the sublayer itself."""
         return {}
 
@@ -218,12 +226,14 @@ class SublayerModule(nnx.Module):
         return Traffic()
 
     @staticmethod
-    def kernel(place: Place, length: int, segments: bool, execution, mesh) -> Any:
+    def kernel(place: Place, length: int, segments: bool, execution: Any, mesh: Any) -> Any:
         """The kernels.choice.Choice for training on sequences of `length` tokens; None if there is only one
         implementation. Raises UserError if the requested one does not support the sublayer."""
         return None
 
     @staticmethod
-    def after_update(params: dict, options: SublayerConfig, statistics: dict) -> dict:
+    def after_update(
+        params: dict[str, Any], options: SublayerConfig, statistics: dict[str, Any]
+    ) -> dict[str, Any]:
         """The sublayer's stacked parameters after an update. `statistics` are those of its forward pass."""
         return params

@@ -32,22 +32,23 @@ class Patch:
     where: booleans of the shape of x or of its first dimensions, each of which may be 1; None for everywhere.
     """
 
-    function: Callable = field(default_factory=lambda: put)
-    arguments: tuple = ()
+    function: Callable[..., Any] = field(default_factory=lambda: put)
+    arguments: tuple[Any, ...] = ()
     where: Any = None
     active: Any = True  # whether it is for this layer: a boolean, traced where layers share a compiled body
 
-    def apply(self, site: str, x):
+    def apply(self, site: str, x: jax.Array) -> jax.Array:
         """The new value of the tap `site`. Raises UserError if the function returns another shape."""
         if isinstance(self.active, jax.core.Tracer):
-            return jax.lax.cond(self.active, partial(self._changed, site), lambda x: x, x)
+            changed: jax.Array = jax.lax.cond(self.active, partial(self._changed, site), lambda x: x, x)
+            return changed
         return self._changed(site, x) if self.active else x
 
-    def _changed(self, site: str, x):
-        new = self.function(x, *self.arguments)
-        if getattr(new, "shape", None) != x.shape:
-            raise UserError(f"replace[{site!r}] returned shape {getattr(new, 'shape', None)}: it must be {x.shape}")
-        new = new.astype(x.dtype)
+    def _changed(self, site: str, x: jax.Array) -> jax.Array:
+        returned = self.function(x, *self.arguments)
+        if getattr(returned, "shape", None) != x.shape:
+            raise UserError(f"replace[{site!r}] returned shape {getattr(returned, 'shape', None)}: it must be {x.shape}")
+        new: jax.Array = returned.astype(x.dtype)
         if self.where is None:
             return new
         where = jnp.asarray(self.where, bool)
@@ -57,7 +58,7 @@ class Patch:
         return jnp.where(where.reshape(where.shape + (1,) * (x.ndim - where.ndim)), new, x)
 
 
-def put(x, value):
+def put(x: jax.Array, value: Any) -> jax.Array:
     """`value`, in the shape of x if it can be broadcast to it. The default function of a Patch."""
     fits = value.ndim <= x.ndim and all(a in (1, b) for a, b in zip(value.shape[::-1], x.shape[::-1], strict=False))
     return jnp.broadcast_to(value, x.shape) if fits else value
@@ -70,18 +71,23 @@ class Taps:
     in the order of computation. sites: the names of what has left, in this order.
     """
 
-    def __init__(self, record: Container[str] = (), patches: Mapping | None = None, summary: Callable | None = None):
+    def __init__(
+        self,
+        record: Container[str] = (),
+        patches: Mapping[str, Any] | None = None,
+        summary: Callable[..., Any] | None = None,
+    ):
         self.record = record
         self.patches = patches or {}
         self.summary = summary
-        self.values: dict = {}
+        self.values: dict[str, Any] = {}
         self.sites: list[str] = []
 
     def wants(self, site: str) -> bool:
         """Whether the value of the site is recorded or changed. If not, the layer need not compute it."""
         return site in self.record or site in self.patches
 
-    def __call__(self, site: str, value):
+    def __call__(self, site: str, value: jax.Array) -> jax.Array:
         for patch in self.patches.get(site, ()):
             value = patch.apply(site, value)
         if site in self.record:
@@ -106,7 +112,7 @@ class Stacked:
     patch: Patch
     slots_R: Any
 
-    def at(self, index) -> Patch:
+    def at(self, index: Any) -> Patch:
         """The patch of layer `index` of the stack, which may be traced."""
         slot = jnp.asarray(self.slots_R)[index]
         data = (self.patch.arguments, self.patch.where)
@@ -126,27 +132,28 @@ class Request:
     """
 
     record: Container[tuple[str, str]] = frozenset()
-    patches: dict = field(default_factory=dict)
-    summary: Callable[[dict], dict] | None = None
+    patches: dict[str, Any] = field(default_factory=dict)
+    summary: Callable[[dict[str, Any]], dict[str, Any]] | None = None
 
     def outside(self) -> Taps:
         """The taps outside of the blocks."""
         return Taps(self._sites(OUTSIDE), self.patches.get(OUTSIDE))
 
-    def layer(self, stack: str, index) -> Taps:
+    def layer(self, stack: str, index: Any) -> Taps:
         """The taps of layer `index` of a stack."""
         patches = self.patches.get(stack, {})
         of_layer = {site: [each.at(index) for each in stacked] for site, stacked in patches.items()}
         return Taps(self._sites(stack), of_layer, self.summary)
 
     def _sites(self, stack: str) -> Container[str]:
-        return EVERYTHING if self.record is EVERYTHING else {site for name, site in self.record if name == stack}
+        record: Any = self.record  # EVERYTHING, or a set of pairs
+        return EVERYTHING if record is EVERYTHING else {site for name, site in record if name == stack}
 
 
 class _Everything:
     """Contains every name."""
 
-    def __contains__(self, name) -> bool:
+    def __contains__(self, name: object) -> bool:
         return True
 
 
@@ -154,7 +161,7 @@ EVERYTHING = _Everything()
 NO_TAPS = Request()
 
 
-def address(model, name: str) -> tuple[str, int, str]:
+def address(model: Any, name: str) -> tuple[str, int, str]:
     """(stack, index in the stack, site) of the tap `name`. The index is 0 outside of the blocks."""
     if not name.startswith("blocks."):
         return OUTSIDE, 0, name
@@ -163,18 +170,18 @@ def address(model, name: str) -> tuple[str, int, str]:
     return at.stack, at.index, site
 
 
-def request(model, record: Collection[str] = (), patches: Mapping[str, Patch] | None = None) -> Request:
+def request(model: Any, record: Collection[str] = (), patches: Mapping[str, Patch] | None = None) -> Request:
     """The Request to record the taps `record` and to change those in `patches`, {name: patch}.
 
     Patches of a site with the same function, and with arguments and masks of the same shapes, are stacked, so that a
     program does not depend on the layers that they are for."""
     sites = frozenset((stack, site) for stack, _, site in (address(model, name) for name in record))
-    groups: dict[tuple, dict[int, Patch]] = {}
+    groups: dict[tuple[Any, ...], dict[int, Patch]] = {}
     for name, patch in (patches or {}).items():
         stack, index, site = address(model, name)
         groups.setdefault((stack, site, _form(patch)), {})[index] = patch
     repeats = {place.name: place.repeats for place in layers.stacks(model)}
-    found: dict[str, dict[str, tuple]] = {}
+    found: dict[str, dict[str, tuple[Any, ...]]] = {}
     for (stack, site, _), members in groups.items():
         new = members[0] if stack == OUTSIDE else _stacked(members, repeats[stack])
         of_stack = found.setdefault(stack, {})
@@ -182,7 +189,7 @@ def request(model, record: Collection[str] = (), patches: Mapping[str, Patch] | 
     return Request(sites, found)
 
 
-def _form(patch: Patch) -> tuple:
+def _form(patch: Patch) -> tuple[Any, ...]:
     """What patches that are stacked have in common: their function, and the structure and the shapes of their arrays."""
     leaves, structure = jax.tree.flatten((patch.arguments, patch.where))
     return patch.function, structure, tuple((jnp.shape(leaf), jnp.result_type(leaf)) for leaf in leaves)
@@ -196,7 +203,7 @@ def _stacked(members: dict[int, Patch], repeats: int) -> Stacked:
     return Stacked(replace(first, arguments=data[0], where=data[1]), slots_R)
 
 
-def captured(model, captures: dict, names: Collection[str]) -> dict:
+def captured(model: Any, captures: dict[str, Any], names: Collection[str]) -> dict[str, Any]:
     """{name: value} of the taps `names`, from the `captures` of a pass, {stack: {site: [R, ...]}}."""
     found = {}
     for name in names:

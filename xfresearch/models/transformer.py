@@ -113,7 +113,7 @@ class Transformer(nnx.Module):
         table_VD = (self.head or self.embed).table[...].astype(self.config.dtype)
         return Head(table_VD, self.head_bias and self.head_bias.bias[...], self.config.logit_softcap)
 
-    def logits(self, hidden_BLD):
+    def logits(self, hidden_BLD: jax.Array) -> jax.Array:
         """Logits [B, L, V], float32 or wider."""
         return self.logit_head().logits(hidden_BLD)
 

@@ -72,15 +72,17 @@ def line_chart(
         for curve in curves:
             marker = "o" if curve.marked and len(curve.points) <= 40 else None
             x, y = np.split(curve.points, [1], axis=1)
-            style = {"color": PLACEHOLDERS[curve.colour], "linewidth": curve.width, "linestyle": curve.dashes}
-            axes.plot(x[:, 0], y, marker=marker, markersize=3.2, **style)
+            colour = PLACEHOLDERS[curve.colour]
+            axes.plot(
+                x[:, 0], y, marker=marker, markersize=3.2, color=colour, linewidth=curve.width, linestyle=curve.dashes
+            )
             if curve.half is not None:
                 ends = y[:, 0] - curve.half, y[:, 0] + curve.half
                 axes.fill_between(x[:, 0], *ends, color=PLACEHOLDERS[curve.colour], alpha=BAND, linewidth=0)
         for name, level in levels.items():
             axes.axhline(level, color=PLACEHOLDERS["muted"], linewidth=0.8, dashes=(3, 3))
-            place = {"transform": axes.get_yaxis_transform(), "ha": "right", "va": "bottom"}  # x: fraction of the width
-            axes.text(1, level, name, color=PLACEHOLDERS["muted"], fontsize=8, **place)
+            width = axes.get_yaxis_transform()  # x is a fraction of the width
+            axes.text(1, level, name, color=PLACEHOLDERS["muted"], fontsize=8, transform=width, ha="right", va="bottom")
         axes.margins(x=0.02)
         axes.set_ylim(bottom=bottom, top=top)
         _style(axes)

@@ -18,7 +18,7 @@ CAPTIONS = {
 COLUMNS = 24  # the most steps of a picture
 
 
-def panel_pictures(rows: list[dict]) -> list[tuple[str, str, str]]:
+def panel_pictures(rows: list[dict]) -> list[tuple[str, str, Markup]]:
     """(title, caption, SVG element) of every figure of the rows of metrics.jsonl: layers by steps."""
     rows = [row for row in rows if row["kind"] == "panel"]
     rows = [rows[at] for at in np.unique(np.linspace(0, len(rows) - 1, COLUMNS).round().astype(int))] if rows else []

@@ -87,7 +87,7 @@ class Program:
 
     def runs(self) -> dict[str, float]:
         """How often each computation runs in one step; computations of fusions are left out."""
-        found = {}
+        found: dict = {}
 
         def visit(name: str, times: float) -> None:
             found[name] = found.get(name, 0) + times

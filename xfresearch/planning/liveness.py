@@ -79,7 +79,7 @@ class _Program:
     def peak(self, kept: frozenset) -> float:
         """The most bytes at once. `kept` are read after the last operation."""
         last = {buffer: at for at, one in enumerate(self.operations) for buffer in (*one.reads, *one.writes)}
-        written = set()
+        written: set = set()
         last |= dict.fromkeys(kept, len(self.operations))
         ends = [[] for _ in range(len(self.operations) + 1)]
         for buffer, at in last.items():

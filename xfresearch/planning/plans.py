@@ -165,7 +165,7 @@ def _flops(config: Config, works, topology: Topology) -> dict:
 
 def _table(timed) -> list[dict]:
     """Collectives summed by kind, axes and asynchrony, the slowest first."""
-    rows = {}
+    rows: dict = {}
     for one, inside, between in timed:
         axes = one.axes if one.whole else ("part of", *one.axes)
         row = rows.setdefault(

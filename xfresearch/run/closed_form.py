@@ -1,12 +1,14 @@
 """Parameters, FLOPs and cache size of any config, in closed form."""
 
+from typing import Any
+
 from xfresearch.models.costs import Costs
 from xfresearch.models.transformer import Transformer
 from xfresearch.run.resolving import model_from
 from xfresearch.runtime.errors import require
 
 
-def costs(config, sequence_length: int | None = None) -> Costs:
+def costs(config: Any, sequence_length: int | None = None) -> Costs:
     """Costs of a model, given a ModelConfig, `config.model` of ml-collections, or the config of a run.
 
     `sequence_length` is the number of tokens that attention reads, by default the model's max_length. If

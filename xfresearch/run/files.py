@@ -5,10 +5,12 @@
 they are applied first, in their order.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
+from os import PathLike
 from pathlib import Path
 from traceback import extract_tb
+from typing import Any, TypeAlias, TypeVar
 
 from absl import flags
 from etils import epath
@@ -27,10 +29,11 @@ from xfresearch.runtime.errors import UserError, shortened
 from xfresearch.runtime.files import exists, read_object
 
 # A config file, FILE[:arg], or a config: a program may give one in the place of the name of a file.
-Source = str | ConfigDict | Config
+Source: TypeAlias = str | ConfigDict | Config
+T = TypeVar("T")
 
 
-def default_config():
+def default_config() -> ConfigDict:
     """The ConfigDict that every file in `configs/` starts from: all keys have their defaults."""
     return to_config_dict(Config())
 
@@ -49,7 +52,7 @@ def _text(value: object) -> str:
     return str(value) if isinstance(value, str | None) else repr(tuple(value) if isinstance(value, list) else value)
 
 
-def parse(arguments: list[Source], model: ModelConfig | None = None, tokenizer: str = "") -> Config:
+def parse(arguments: Sequence[Source], model: ModelConfig | None = None, tokenizer: str = "") -> Config:
     """`--config FILE[:arg]` and `--config.key=value ...` as a resolved Config. Raises UserError for any mistake.
 
     If they are given, `model` and `tokenizer` replace those of the file; `--config.key=value` changes them too.
@@ -69,16 +72,16 @@ def _keep_keys() -> None:
     known_keys.keep(Config())
 
 
-def parse_as(cls, arguments: list[Source]):
+def parse_as(cls: type[T], arguments: Sequence[Source]) -> T:
     """The same for a config file of another dataclass `cls`, such as that of a study; nothing is resolved."""
     file, overrides = split(arguments)
     return from_dict(cls, _overridden(_read(file), overrides, file))
 
 
-def start_path(arguments: list[Source]) -> str:
+def start_path(arguments: Sequence[Source]) -> str:
     """config.start.path of a config file and its overrides, of which nothing else is checked."""
     file, overrides = split(arguments)
-    return dict(overrides).get("start.path", _read(file).get("start", {}).get("path", ""))
+    return str(dict(overrides).get("start.path", _read(file).get("start", {}).get("path", "")))
 
 
 def _read(file: Source) -> ConfigDict:
@@ -93,7 +96,7 @@ def _read(file: Source) -> ConfigDict:
     return config
 
 
-def _overridden(config, overrides: list[tuple[str, str]], file: Source) -> ConfigDict:
+def _overridden(config: ConfigDict, overrides: list[tuple[str, str]], file: Source) -> ConfigDict:
     """The ConfigDict of a config file with its overrides."""
     file = file if isinstance(file, str) else "config"
     last = dict(overrides).items()  # of two overrides of one key, the second one counts
@@ -104,7 +107,7 @@ def _overridden(config, overrides: list[tuple[str, str]], file: Source) -> Confi
     return _parse_flags(config_flags.DEFINE_config_dict, [config], remaining, file)
 
 
-def _parse_flags(define, default: list, arguments: list[str], file: str):
+def _parse_flags(define: Callable[..., Any], default: list[Any], arguments: list[str], file: str) -> Any:
     """The config that `define`, a function of config_flags, makes of a config file or a `default` and the arguments."""
     values = flags.FlagValues()
     argv = ["xfresearch", *arguments]
@@ -135,7 +138,7 @@ def _line(error: BaseException | None, file: str) -> str:
     return ""
 
 
-def _choose(config, name: str, value: str) -> bool:
+def _choose(config: ConfigDict, name: str, value: str) -> bool:
     """Applies an override if it chooses a kind or a layout, or unsets an option. Returns whether it does."""
     *parts, last = name.split(".")
     group = config
@@ -150,7 +153,7 @@ def _choose(config, name: str, value: str) -> bool:
     return False
 
 
-def _check_override(config, name: str, value: str) -> None:
+def _check_override(config: ConfigDict, name: str, value: str) -> None:
     """Raises UserError if the key of an override does not exist or its value has the wrong type."""
     current = find(config, name, value)
     if hasattr(current, "keys"):
@@ -167,7 +170,7 @@ def _check_override(config, name: str, value: str) -> None:
         raise UserError(f"config.{name}={value} has the wrong type: it must be {allowed}")
 
 
-def _parses_as(kind, text: str) -> bool:
+def _parses_as(kind: type, text: str) -> bool:
     try:
         kind(text)
     except ValueError:
@@ -175,7 +178,7 @@ def _parses_as(kind, text: str) -> bool:
     return True
 
 
-def read_json(path) -> Config:
+def read_json(path: str | PathLike[str]) -> Config:
     """The Config of a run, read from its config.json. Raises UserError if the file is missing or invalid.
 
     Options that describe a machine (paths, thread counts) get their defaults: they come from the user's own command and

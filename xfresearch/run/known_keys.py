@@ -24,7 +24,7 @@ def check(arguments: list[str]) -> None:
     passes what it cannot judge."""
     file, overrides = split(arguments)
     shipped.require(file)
-    tree = kept()
+    tree = kept() or {}
     for name, value in overrides if tree else ():
         blocks = tree["model"]["blocks"]
         if name.startswith("model.blocks.") and name.count(".") > 2:  # a file may name its blocks as it likes
@@ -56,11 +56,11 @@ def _file() -> Path:
 
 def tree_of(config) -> dict:
     """{name: None, or the tree of a group} of a config, with the keys of every kind and layout that a group can have."""
-    found = {}
+    found: dict[str, dict | None] = {}
     for spec in dataclasses.fields(config):
         value, chosen = getattr(config, spec.name), spec.metadata.get("choice")
         if isinstance(value, dict):
-            found[spec.name] = {name: _of_all(chosen) for name in value}
+            found[spec.name] = {name: _of_all(spec.metadata["choice"]) for name in value}
         elif chosen:
             found[spec.name] = _of_all(chosen)
         else:
@@ -70,7 +70,7 @@ def tree_of(config) -> dict:
 
 def _of_all(chosen: Choice) -> dict:
     """The trees of all classes that a group can have, as one."""
-    found = {}
+    found: dict[str, dict | None] = {}
     for name in chosen.classes:
         _merge(found, tree_of(chosen.make(name)))
     return found

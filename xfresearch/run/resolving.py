@@ -1,6 +1,7 @@
 """Computes the derived options of a run and checks combinations of options."""
 
 from dataclasses import replace
+from typing import Any
 
 from xfresearch.config.fields import check_read
 from xfresearch.config.options import DataConfig
@@ -30,7 +31,7 @@ def resolve(config: Config) -> Config:
     return config
 
 
-def model_from(value) -> ModelConfig:
+def model_from(value: Any) -> ModelConfig:
     """A resolved ModelConfig from a ModelConfig, a ConfigDict or mapping (`config.model`), or the config of a run."""
     if isinstance(value, ModelConfig):
         return resolve_model(value)

@@ -9,6 +9,7 @@ import os
 import re
 import sys
 from pathlib import Path
+from typing import Any, NoReturn
 
 from xfresearch.runtime import distributed, memory, xla_flags
 from xfresearch.runtime.errors import BUG, MISTAKE, Stopped, UserError, exit_code
@@ -25,10 +26,10 @@ CONFIG_HELP = (
 class Parser(argparse.ArgumentParser):
     """An ArgumentParser that raises UserError, so that all mistakes look alike, and checks the file of --json."""
 
-    def __init__(self, **kwargs):
+    def __init__(self, **kwargs: Any) -> None:
         super().__init__(allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter, **kwargs)
 
-    def parse_known_args(self, args=None, namespace=None):
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:  # type: ignore[override]
         options, rest = super().parse_known_args(args, namespace)
         if getattr(options, "json", None) is not None:  # fail now, not after hours of work
             check_output("--json", options.json)
@@ -37,7 +38,7 @@ class Parser(argparse.ArgumentParser):
     def format_help(self) -> str:
         return as_typed(super().format_help())
 
-    def error(self, message: str):
+    def error(self, message: str) -> NoReturn:
         raise UserError(f"{message} (see --help)")
 
 

@@ -6,6 +6,7 @@ INDEX COUNT WORKDIR`. The monitor prefixes every line and keeps the last ones. I
 the monitor writes these lines to WORKDIR/errors/process-INDEX.log and prints one line that gives the reason.
 """
 
+import io
 import os
 import re
 import signal
@@ -35,6 +36,7 @@ def start_monitor(index: int, count: int, workdir: str) -> subprocess.Popen:
     command = [sys.executable, "-P", __file__, str(index), str(count), workdir]
     # A new session: a launcher that kills this process's group leaves the monitor alive to print the last line.
     monitor = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=sys.stderr, start_new_session=True)
+    assert monitor.stdin is not None  # it is a pipe
     os.dup2(monitor.stdin.fileno(), 2)
     if index:
         os.dup2(2, 1)
@@ -59,8 +61,9 @@ def main(index: int, count: int, workdir: str) -> None:
     """The monitor process: prints and keeps lines from standard input until the stream ends."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # the monitor must outlive the process that it monitors
-    sys.stdin.reconfigure(errors="replace")
-    kept = deque(maxlen=LINES)
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="replace")
+    kept: deque[str] = deque(maxlen=LINES)
     quiet = False
     ending = None
     for line in sys.stdin:

@@ -17,6 +17,7 @@ import traceback
 import warnings
 from collections.abc import Callable
 from contextlib import contextmanager
+from typing import Any
 
 from xfresearch.runtime import crash_log
 from xfresearch.runtime.errors import DIVERGED, MISTAKE, TRANSIENT, Diverged, Stopped, UserError, exit_code
@@ -252,7 +253,7 @@ def _broadcast(strings: tuple[str, str], size: int = 4096) -> tuple[str, str]:
     return kind, rest
 
 
-def shared(value):
+def shared(value: Any) -> Any:
     """The `value` of process 0, in every process. JSON must be able to write it."""
     if not is_active():
         return value

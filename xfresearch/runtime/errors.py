@@ -2,7 +2,7 @@
 
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 BUG = 1
 MISTAKE = 2  # of the user: the same command fails again
@@ -58,27 +58,29 @@ def exit_code(error: BaseException) -> int:
 
 def disk_errors(error: BaseException) -> set[int]:
     """The numbers (errno) of the disk's or network's errors that led to `error`: those that may pass, and refusals."""
-    found = set()
+    found: set[int] = set()
     for cause in _causes(error):
-        if isinstance(cause, OSError) and cause.errno in _TEXTS.values():
-            found.add(cause.errno)
+        number = cause.errno if isinstance(cause, OSError) else None
+        if number is not None and number in _TEXTS.values():
+            found.add(number)
         found |= {number for text, number in _TEXTS.items() if text in str(cause)}
     return found
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
     """`error`, and every exception that was being handled when it was raised."""
-    while error is not None:
-        yield error
-        error = error.__cause__ or error.__context__
+    cause: BaseException | None = error
+    while cause is not None:
+        yield cause
+        cause = cause.__cause__ or cause.__context__
 
 
-def nearest(word: str, allowed) -> str:
+def nearest(word: str, allowed: Iterable[str]) -> str:
     """'; did you mean 'width'?' if a name in `allowed` is close to `word`, otherwise an empty string."""
     return did_you_mean(closest(word, allowed))
 
 
-def closest(word: str, allowed) -> list[str]:
+def closest(word: str, allowed: Iterable[str]) -> list[str]:
     """The name in `allowed` that is closest to `word`, if one is close."""
     import difflib
 
@@ -92,7 +94,7 @@ def did_you_mean(names: list[str]) -> str:
     return f"; did you mean {words}?" if words else ""
 
 
-def require(condition: bool, key: str, value, allowed: str) -> None:
+def require(condition: bool, key: str, value: object, allowed: str) -> None:
     """Raises UserError unless `condition` holds. The message has the key, the value given and what is allowed."""
     if not condition:
         raise UserError(f"config.{key}={shortened(repr(value))} is not allowed: it must be {shortened(allowed)}")
@@ -103,10 +105,10 @@ def shortened(text: str, most: int = 500) -> str:
     return text if len(text) <= most else f"{text[:most]}..."
 
 
-def require_new(path, action: str) -> None:
+def require_new(path: str | os.PathLike[str], action: str) -> None:
     """Raises UserError if `path`, which may be in a bucket or begin with ~, exists and is not an empty directory."""
     from etils import epath
 
-    path = epath.Path(path).expanduser()
-    if path.exists() and (not path.is_dir() or any(path.iterdir())):
-        raise UserError(f"{path} already exists: {action} to a new directory")
+    target = epath.Path(path).expanduser()
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise UserError(f"{target} already exists: {action} to a new directory")

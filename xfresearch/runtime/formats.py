@@ -17,7 +17,7 @@ HEAD = 1 << 16  # bytes that are looked at
 PROSE = (".md", ".rst", ".tex", ".py", ".pyi", ".c", ".h", ".cc", ".cpp", ".hpp", ".rs", ".go", ".java", ".js", ".ts", ".sh")
 HTML = (".html", ".htm", ".xhtml", *PROSE)
 JSON = (".json", ".jsonl", ".ndjson")
-BINARY = (".parquet", ".arrow", ".feather", ".npy", ".npz", ".zip", ".tar")
+BINARY: tuple[str, ...] = (".parquet", ".arrow", ".feather", ".npy", ".npz", ".zip", ".tar")
 BINARY += (".gguf", ".safetensors", ".pt", ".pth", ".ckpt", ".h5")
 
 BROKEN = {

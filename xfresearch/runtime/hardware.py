@@ -42,8 +42,8 @@ PEAK_TFLOPS = (
 # PCI device ids of Google that are no TPU: a disk (NVMe) and a network card (gVNIC) of Compute Engine machines. This list
 # and not the one of TPUs, which grows with every version of JAX: a TPU that is newer than this file must not be missed.
 NOT_TPUS = ("0x001f", "0x0042")
-PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "tensorflow-datasets", "array_record")
-PACKAGES += (
+PACKAGES = (
+    *("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "tensorflow-datasets", "array_record"),
     "tokenizers",
     "sentencepiece",
     "numpy",
@@ -103,7 +103,7 @@ def describe_machine() -> dict:
         "backend": jax.default_backend(),
         "devices": kinds_of(jax.devices()),
         "processes": jax.process_count(),
-        "matmul_precision": jax.config.jax_default_matmul_precision or "default",
+        "matmul_precision": jax.config.values["jax_default_matmul_precision"] or "default",
     }
 
 

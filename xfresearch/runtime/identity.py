@@ -49,9 +49,10 @@ def config_files(file: str) -> dict[str, str]:
         name, package = waiting.pop()
         for imported in _imported(found[name], package) - found.keys():
             module = sys.modules.get(imported)  # it may be a name in a module, too
-            if module is not None and _is_of_user(getattr(module, "__file__", None)):
-                found[imported] = Path(module.__file__).read_bytes()
-                waiting.append((imported, module.__package__))
+            source = getattr(module, "__file__", None)
+            if module is not None and source and _is_of_user(source):
+                found[imported] = Path(source).read_bytes()
+                waiting.append((imported, module.__package__ or ""))
     return {name: hashlib.sha256(content).hexdigest() for name, content in found.items()}
 
 
@@ -72,8 +73,9 @@ def _is_of_user(file: str | None) -> bool:
     path = Path(file or "").resolve()
     if path.is_relative_to((PACKAGE / "configs").resolve()):  # in a checkout a link
         return True
-    installed = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
-    return path.suffix == ".py" and not any(path.is_relative_to(Path(each).resolve()) for each in (*installed, PACKAGE))
+    installed = (sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+    folders = [PACKAGE, *(Path(each).resolve() for each in installed if each)]
+    return path.suffix == ".py" and not any(path.is_relative_to(folder) for folder in folders)
 
 
 def jax_settings() -> dict[str, str]:

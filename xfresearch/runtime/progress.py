@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from xfresearch.runtime import distributed
 from xfresearch.runtime.tables import count
@@ -27,7 +28,7 @@ class Stage:
         self.unit = unit
         self.done = 0
         self._began = self._printed = time.monotonic()
-        self._bar = None
+        self._bar: Any = None  # of tqdm
 
     def update(self, count: int) -> None:
         self.done += count

@@ -29,7 +29,7 @@ def mean_interval(values, confidence: float = 0.95) -> tuple[float, float]:
 def bootstrap_interval(statistic, *columns, confidence: float = 0.95, resamples: int = 2000) -> tuple[float, float, float]:
     """The statistic of columns of values, and the ends of its bootstrap interval: percentiles over resampled rows. The seed
     is fixed. The ends are NaN for fewer than two rows."""
-    columns = [np.asarray(column, np.float64) for column in columns]
+    columns = tuple(np.asarray(column, np.float64) for column in columns)
     value, count = float(statistic(*columns)), len(columns[0])
     if count < 2 or math.isnan(value):
         return value, math.nan, math.nan

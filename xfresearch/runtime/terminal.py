@@ -10,6 +10,7 @@ import re
 import sys
 import warnings
 from contextlib import contextmanager
+from typing import Any
 
 # C0 without newline and tab, DEL, C1, the marks that reorder text, and separators of lines.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff]")
@@ -79,6 +80,6 @@ def bar(*things, desc: str = "", **options):
     return tqdm(*things, desc=one_line(desc) or None, **{"file": unfiltered(sys.stderr)} | options)
 
 
-def unfiltered(stream):
+def unfiltered(stream: Any) -> Any:
     """The stream behind a filter, for text of ours that moves the cursor."""
     return stream.stream if isinstance(stream, Filtered) else stream

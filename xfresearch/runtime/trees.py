@@ -29,7 +29,7 @@ def nested(flat: dict) -> dict:
 
 def split(tree: dict, chosen: Callable[[str], bool], prefix: str = "") -> tuple[dict, dict]:
     """Two nested dicts: the leaves of `tree` whose path is `chosen`, and the others. `prefix` is the path of `tree`."""
-    parts = {}, {}
+    parts: tuple[dict, dict] = {}, {}
     for name, value in tree.items():
         if isinstance(value, dict):
             for part, inner in zip(parts, split(value, chosen, f"{prefix}{name}/"), strict=True):

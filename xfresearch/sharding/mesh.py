@@ -79,5 +79,5 @@ def spread_axis(sizes: dict[str, int], slices: int, between: str) -> str:
     """The axis that spans the slices: mesh.between, or the first possible for 'auto'. Raises UserError if none can."""
     possible = [name for name in ([*sizes] if between == "auto" else [between]) if sizes[name] % slices == 0]
     allowed = f"sizes of which one ({between}, by mesh.between) is a multiple of {slices} slices"
-    require(possible, "mesh", sizes, allowed)
+    require(bool(possible), "mesh", sizes, allowed)
     return possible[0]

@@ -18,7 +18,7 @@ from xfresearch.sharding.partition import batch_sharding
 def local_rows(sharding: Sharding, shape: tuple[int, int]) -> np.ndarray:
     """The rows, ascending, of a [B, L] array of which this process's devices hold any part."""
     held = sharding.addressable_devices_indices_map(shape).values()
-    return np.unique(np.concatenate([np.arange(shape[0])[rows] for rows, _ in held]))
+    return np.unique(np.concatenate([np.arange(shape[0])[rows] for rows, _ in filter(None, held)]))
 
 
 def place(sharding: Sharding, shape: tuple[int, int], rows: Sequence[int], batch: dict[str, np.ndarray]) -> dict:

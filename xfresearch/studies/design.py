@@ -10,7 +10,9 @@ import math
 import re
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal
+from typing import Any, Literal
+
+from ml_collections import ConfigDict
 
 from xfresearch.config.fields import option
 from xfresearch.config.groups import to_config_dict
@@ -61,7 +63,7 @@ class Study:
     keep: bool = option(False, "keep the checkpoints of all runs, not only their results")
 
 
-def default_study():
+def default_study() -> ConfigDict:
     """The ConfigDict that every file in `configs/studies/` starts from."""
     return to_config_dict(Study())
 
@@ -124,7 +126,7 @@ def _require_overrides(study: Study) -> None:
         require(not wrong, key, wrong, "another option: a study sets this one for each run (config.rates, config.seeds)")
 
 
-def described(study: Study) -> dict:
+def described(study: Study) -> dict[str, Any]:
     """The design as plain values, without paths of this machine."""
     return {name: value for name, value in dataclasses.asdict(study).items() if name not in ("machine", "task_data")}
 

@@ -11,7 +11,7 @@ import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from etils import epath
 
@@ -49,7 +49,7 @@ class Planned(NamedTuple):
         return Wanted(self.config, "accuracy" if trains_on_labels(self.config.data) else "bits_per_byte")
 
     @property
-    def result(self) -> dict:
+    def result(self) -> dict[str, Any]:
         """The result of the run; {} if it has none yet."""
         file = inside(self.folder, RESULT_FILE)
         found = read_result(file) if exists(file) else {}
@@ -138,14 +138,14 @@ def _name(point: Mapping[str, object]) -> str:
     return name if name == text else f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
 
-def _row(run: Planned, result: Mapping) -> dict[str, object]:
+def _row(run: Planned, result: Mapping[str, Any]) -> dict[str, object]:
     figures = {name: result["evaluation"].get(name) for name in dict.fromkeys(["loss", run.wanted.metric])}
     own = {"step": result.get("step", 0), "seconds": seconds(result), "diverged": result.get("diverged")}
     parameters = costs(run.config.model, run.config.sequence_length).parameters
     return {**run.point, "seed": run.config.seed, **figures, **own, "parameters": parameters, "workdir": str(run.folder)}
 
 
-def _in_words(run: Planned, result: Mapping) -> str:
+def _in_words(run: Planned, result: Mapping[str, Any]) -> str:
     if "diverged" in result:
         return f"diverged: {result['diverged']}"
     return f"{run.wanted.metric.replace('_', ' ')} {result['evaluation'][run.wanted.metric]:.4f}, {seconds(result):.0f} s"

@@ -6,8 +6,11 @@ A conversion raises Refused where the result would not compute the same function
 docs/surgery.md has a table of them.
 """
 
-from collections.abc import Callable
+from collections.abc import Sequence
+from typing import Any, Protocol
 
+from xfresearch.loading.language_model import LanguageModel
+from xfresearch.surgery.certificate import Certificate
 from xfresearch.surgery.conversion import Conversion
 from xfresearch.surgery.refused import Refused
 from xfresearch.surgery.registry import CONVERSIONS, chain
@@ -42,8 +45,20 @@ __all__ = [
 ]
 
 
-def _function(conversion: Conversion) -> Callable:
-    def apply(lm, layers=None, **options):
+class Function(Protocol):
+    """A conversion as a function. `layers` are numbers of layers, by default all; `options` are the conversion's own."""
+
+    __name__: str
+
+    def __call__(
+        self, lm: LanguageModel, layers: Sequence[int] | None = None, **options: Any
+    ) -> tuple[LanguageModel, Certificate]: ...
+
+
+def _function(conversion: Conversion) -> Function:
+    def apply(
+        lm: LanguageModel, layers: Sequence[int] | None = None, **options: Any
+    ) -> tuple[LanguageModel, Certificate]:
         chosen = None if layers is None else tuple(layers)
         return convert(lm, chain(conversion.name, chosen, options))
 

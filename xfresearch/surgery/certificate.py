@@ -9,7 +9,7 @@ import math
 import time
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -65,7 +65,7 @@ class Certificate:
         found = {name: each["relative"] for name, each in self.differences.items()} | self.controls
         return [name for name, each in found.items() if not math.isfinite(each)]
 
-    def as_dict(self) -> dict:
+    def as_dict(self) -> dict[str, Any]:
         return asdict(self) | {"relative": self.relative, "exact": self.exact, "bound": BOUND}
 
     def __str__(self) -> str:
@@ -87,7 +87,14 @@ class Certificate:
         return "\n".join(f"{name:<{width}}  {value}" for name, value in rows)
 
 
-def certify(found: Certificate, before: Network, after: Network, broken: dict[str, Network], text_BL, n_bytes: int) -> None:
+def certify(
+    found: Certificate,
+    before: Network,
+    after: Network,
+    broken: dict[str, Network],
+    text_BL: np.ndarray,
+    n_bytes: int,
+) -> None:
     """Fills in `found` by comparing two networks. `broken` are the controls by name. `text_BL` are token ids of held-out
     text with `n_bytes` bytes, or None. Call it with JAX in 64 bits."""
     began = time.perf_counter()
@@ -99,7 +106,7 @@ def certify(found: Certificate, before: Network, after: Network, broken: dict[st
     found.differences = {"all tokens": difference_of_logits(old.logits_BLV[:1], new.logits_BLV[:1])}
     if text_BL is not None:
         found.differences["text"] = difference_of_logits(old.logits_BLV[1:], new.logits_BLV[1:])
-    if cached:
+    if old.cached_BCV is not None and new.cached_BCV is not None:
         found.differences["with the cache"] = difference_of_logits(old.cached_BCV, new.cached_BCV)
     gradients = (each.gradient(tokens_BL, made.streams) for each, made in zip(runners, (old, new), strict=True))
     found.gradient = difference(*gradients)["relative"]
@@ -117,8 +124,9 @@ def certify(found: Certificate, before: Network, after: Network, broken: dict[st
     del old, new
     wrong = domain.compare(found, runners)
     if not found.relative <= BOUND:
-        streams = (runner.run(tokens_BL if wrong is None else wrong).streams for runner in runners)
-        found.first_difference = first_difference(*runners, *streams)
+        first, second = runners
+        streams = [runner.run(tokens_BL if wrong is None else wrong).streams for runner in runners]
+        found.first_difference = first_difference(first, second, *streams)
     found.domain, found.dropout = str(domain), _dropout(before.resolved, after.undropped)
     found.seconds = time.perf_counter() - began
 
@@ -142,7 +150,7 @@ class Domain(NamedTuple):
     experts: bool
 
     @classmethod
-    def of(cls, before: Network, after: Network, text_BL) -> "Domain":
+    def of(cls, before: Network, after: Network, text_BL: np.ndarray) -> "Domain":
         model = before.resolved
         limit = longest_sequence(model) or model.max_length or LONGEST
         L = min(limit, LONGEST, *([] if text_BL is None else [text_BL.shape[1]]))
@@ -192,18 +200,18 @@ def rounded(network: Network, dtype: str) -> Network:
     return replace(network, outside=of(network.outside), params=lambda number: of(network.params(number)))
 
 
-def _logits(network: Network, tokens_BL, dtype: str = "float64") -> np.ndarray:
+def _logits(network: Network, tokens_BL: np.ndarray, dtype: str = "float64") -> np.ndarray:
     return Runner(network, dtype).run(tokens_BL).logits_BLV
 
 
-def difference(a, b) -> dict[str, float]:
+def difference(a: np.ndarray, b: np.ndarray) -> dict[str, float]:
     """The largest absolute difference of two arrays, and the same relative to the largest number of the first."""
     a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
     absolute = float(np.abs(a - b).max())
     return {"absolute": absolute, "relative": absolute / (float(np.abs(a).max()) or 1.0)}
 
 
-def difference_of_logits(a_BLV, b_BLV) -> dict[str, float]:
+def difference_of_logits(a_BLV: np.ndarray, b_BLV: np.ndarray) -> dict[str, float]:
     """The largest absolute difference, and the largest relative one: that of each logit, divided by the spread of its
     token's logits in the first array (the middle half of them are in an interval of this size) or, for an outlier, by its
     distance from their median. So an outlier hides no other difference."""
@@ -212,7 +220,7 @@ def difference_of_logits(a_BLV, b_BLV) -> dict[str, float]:
     return {"absolute": float(absolute), "relative": float(relative)}
 
 
-def _of_tokens(a_LV, b_LV) -> tuple[float, float]:
+def _of_tokens(a_LV: np.ndarray, b_LV: np.ndarray) -> tuple[float, float]:
     a_LV, b_LV = np.asarray(a_LV, np.float64), np.asarray(b_LV, np.float64)
     some_LS = a_LV[:, :: -(-a_LV.shape[1] // SPREAD)]  # all of a vocabulary of 50,000 take twice as long as the rest
     last = some_LS.shape[1] - 1
@@ -237,7 +245,7 @@ def _costs(before: ModelConfig, after: ModelConfig, length: int) -> dict[str, di
     return {name.replace("_", " "): {side: getattr(each, name) for side, each in both.items()} for name in names}
 
 
-def first_difference(before: Runner, after: Runner, old: list, new: list) -> str:
+def first_difference(before: Runner, after: Runner, old: list[Any], new: list[Any]) -> str:
     """The first named value inside the first layer whose outputs differ by more than BOUND; '' if the layers of the two
     networks do not correspond."""
     if len(old) != len(new):

@@ -1,6 +1,6 @@
 """A conversion: a map of networks that changes the variant and not the function."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -14,14 +14,14 @@ class Option(NamedTuple):
 
     default: Any  # its type is that of the value on the command line
     doc: str
-    allowed: tuple = ()  # the allowed values, () for all
+    allowed: tuple[Any, ...] = ()  # the allowed values, () for all
 
     @property
     def values(self) -> str:
         """What is allowed, in words."""
         return " or ".join(map(repr, self.allowed)) if self.allowed else f"of type {type(self.default).__name__}"
 
-    def allows(self, value) -> bool:
+    def allows(self, value: object) -> bool:
         """Whether the option may have the value: one of `allowed`, of the type of the default. An int passes for a float."""
         numbers = (int, float) if isinstance(self.default, float) else type(self.default)
         return isinstance(value, numbers) and not isinstance(value, bool) and (not self.allowed or value in self.allowed)
@@ -46,7 +46,9 @@ class Conversion:
     approximate: bool | Callable[..., bool] = False
     options: dict[str, Option] = field(default_factory=dict)
 
-    def __call__(self, network: Network, layers=None, broken: bool = False, **options) -> Network:
+    def __call__(
+        self, network: Network, layers: Sequence[int] | None = None, broken: bool = False, **options: Any
+    ) -> Network:
         """The network with `layers` (default: all) converted. Refused names the conversion."""
         chosen = _chosen(layers, len(network.layers))
         try:
@@ -59,11 +61,11 @@ class Conversion:
         flags = "".join(f" [--{key.replace('_', '-')}]" for key in self.options)
         return f"{self.name}{flags}\n    {self.about}\n    exact if: {self.conditions}"
 
-    def approximates(self, options: dict) -> bool:
+    def approximates(self, options: dict[str, Any]) -> bool:
         """Whether the result with these options may differ."""
         return self.approximate(**self._all(options)) if callable(self.approximate) else self.approximate
 
-    def _all(self, options: dict) -> dict:
+    def _all(self, options: dict[str, Any]) -> dict[str, Any]:
         """The options with defaults for those that are not given. Raises UserError for a value that is not allowed."""
         for name, value in options.items():
             option = self.options.get(name)

@@ -1,5 +1,7 @@
 """The table of conversions, and chains of them."""
 
+from typing import Any
+
 from xfresearch.runtime.errors import UserError, nearest
 from xfresearch.surgery.absorb_value_output import ABSORB_VALUE_OUTPUT
 from xfresearch.surgery.centre import CENTRE
@@ -48,7 +50,7 @@ CONVERSIONS: dict[str, Conversion] = {
 }
 
 
-def chain(names: str, layers: tuple[int, ...] | None = None, options: dict | None = None) -> list[Step]:
+def chain(names: str, layers: tuple[int, ...] | None = None, options: dict[str, Any] | None = None) -> list[Step]:
     """The steps of 'fold_norm,centre'. Each takes those of the `options` that it has. Raises UserError for a name that
     is no conversion, and for an option that none of them has."""
     steps = []

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -26,7 +26,7 @@ class Step(NamedTuple):
 
     conversion: Conversion
     layers: tuple[int, ...] | None = None  # None for all
-    options: dict = {}
+    options: dict[str, Any] = {}
 
 
 def convert(lm: LanguageModel, steps: Sequence[Step]) -> tuple[LanguageModel, Certificate]:
@@ -50,7 +50,7 @@ def convert(lm: LanguageModel, steps: Sequence[Step]) -> tuple[LanguageModel, Ce
     return LanguageModel(model, params, lm.tokenizer, lm.run, lm.step), found
 
 
-def _certified(before: Network, after: Network, steps: Sequence[Step], text: tuple) -> Certificate:
+def _certified(before: Network, after: Network, steps: Sequence[Step], text: tuple[Any, ...]) -> Certificate:
     """The certificate of a chain. Raises Refused if no step is an approximation and the networks are not equal, or if an
     approximation is not finite."""
     approximate = any(step.conversion.approximates(step.options) for step in steps)
@@ -77,9 +77,12 @@ def _exact_runs(network: Network, steps: Sequence[Step]) -> Iterator[tuple[Netwo
 
 def left_out(lm: LanguageModel) -> str:
     """What the converted model does not carry, in words: it describes arrays and tensors of other names and shapes."""
-    edits = lm.edits and f"the records of its edits ({len(lm.edits)}), which cannot be undone after the conversion"
-    source = lm.source and "the record of its Hugging Face folder, whose other keys and files an export will lack"
-    found = ", and ".join(filter(None, (edits, source)))
+    parts = []
+    if lm.edits:
+        parts.append(f"the records of its edits ({len(lm.edits)}), which cannot be undone after the conversion")
+    if lm.source:
+        parts.append("the record of its Hugging Face folder, whose other keys and files an export will lack")
+    found = ", and ".join(parts)
     return f"the converted model does not carry {found}" if found else ""
 
 
@@ -106,6 +109,7 @@ def held_out_text(lm: LanguageModel) -> tuple[np.ndarray | None, int]:
         text_BL = np.concatenate([*lm.batches(length=length, limit=TEXT_ROWS)])
     except (UserError, ValueError):  # no tokenizer, no corpus here, or less text than one row
         return None, 0
+    assert lm.tokenizer is not None  # without one there are no batches
     return text_BL, sum(len(lm.tokenizer.decode(row[1:].tolist()).encode()) for row in text_BL)
 
 
@@ -125,7 +129,7 @@ def _why(found: Certificate) -> str:
     if found.relative > BOUND:
         where = f"; they first differ at {found.first_difference}" if found.first_difference else ""
         return f"{names}: logits differ by {found.relative:.1e} relative in float64, more than {BOUND:.0e}{where}"
-    weak = min(found.controls, key=found.controls.get)
+    weak = min(found.controls, key=found.controls.__getitem__)
     return (
         f"{names}: the control ({weak}) differs by {found.controls[weak]:.1e} only, less than {CONTROL:.0e}: equal logits "
         "prove nothing for these parameters"

@@ -31,7 +31,7 @@ def stacked(network: Network, layers, broken: bool = False, copies: int = 1) -> 
     refuse_unless(copies >= 1, f"copies={copies} is below 1")
     check_depth(network, first=min(layers) + 1)
     zeros = {number: identity_maps(network, number) for number in layers}
-    order = []  # of each new layer: the number of the old one, and what is 0
+    order: list = []  # of each new layer: the number of the old one, and what is 0
     for number in range(len(network.layers)):
         order += [(number, [])] + ([(number, zeros[number])] * copies if number in zeros else [])
 

@@ -77,7 +77,7 @@ def devices_line(config: Config, mesh) -> str:
 
 def execution_line(config: Config, mesh, kernels: dict) -> str:
     """What the device decides, each with the reason: the kernel of each sublayer, layers, rows of the loss, vocabulary."""
-    where = {}
+    where: dict = {}
     for (block, sublayer), choice in kernels.items():
         where.setdefault((sublayer, choice), []).append(block)
     several = len(config.model.blocks) > 1

@@ -12,7 +12,7 @@ CHOICES = ("router_load", "router_drops")  # divided by choices; the others are 
 def router_metrics(statistics: dict, tokens) -> dict:
     """{name: {stack: [R, ...]}}: `router_load` and `router_drops` as shares of a layer's choices, the other statistics
     as means over the `tokens` of the update."""
-    metrics = {}
+    metrics: dict = {}
     for stack, layers in statistics.items():
         for name, value in layers.items():
             choices_R = jnp.maximum(layers["router_load"].sum(-1), 1)

@@ -81,7 +81,7 @@ class Run:
         machine = {**begun[-1]["machine"], **begun[-1]["versions"], "commit": begun[-1]["commit"]} if begun else {}
         hidden = ("kind", "unix_seconds")
         result = {name: value for name, value in (evaluations or [{}])[-1].items() if name not in hidden}
-        return write_report(
+        written: Path = write_report(
             self.workdir,
             config=self.config,
             machine=machine,
@@ -91,3 +91,4 @@ class Run:
             commands={},
             lineage=lineage(self.workdir),
         )
+        return written

@@ -8,6 +8,7 @@ A run that resumes has its model, tokenizer and parameters in its own directory,
 """
 
 import sys
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -40,7 +41,7 @@ FIXED = {
 TABLES = ("embed/table", "head/table", "head_bias/bias", "position/table", "shared/relative_key")  # rows come first
 
 
-def parse(arguments: list[files.Source], workdir: str = "") -> Config:
+def parse(arguments: Sequence[files.Source], workdir: str = "") -> Config:
     """`files.parse`; with config.start.path, the model and the tokenizer are those of the trained model, or of the run
     in `workdir` that resumes. Raises UserError if an option changes them in a way that is not allowed."""
     path = files.start_path(arguments)

@@ -11,7 +11,7 @@ import secrets
 import sys
 import time
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import Any
@@ -155,7 +155,7 @@ class MLflow(Tracker):
     def _experiment(self) -> str:
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
         found = self._client.get_experiment_by_name(name)
-        return found.experiment_id if found else self._client.create_experiment(name)
+        return str(found.experiment_id if found else self._client.create_experiment(name))
 
     def write(self, step: int, figures: dict[str, float]) -> None:
         from mlflow.entities import Metric
@@ -170,7 +170,7 @@ class MLflow(Tracker):
         self._client.set_terminated(self._run, "FINISHED" if finished else "KILLED")
 
 
-TRACKERS = {"tensorboard": TensorBoard, "wandb": WandB, "mlflow": MLflow}
+TRACKERS: dict[str, Callable[[], Tracker]] = {"tensorboard": TensorBoard, "wandb": WandB, "mlflow": MLflow}
 
 
 def chosen(config: Config) -> list[Tracker]:

@@ -64,7 +64,7 @@ class Tokenizer:
             return self.encode(text.encode()).tolist()
         names = sorted(self.special_tokens, key=len, reverse=True)  # of two that fit, the longer one
         parts = re.split(f"({'|'.join(map(re.escape, names))})", text)
-        found = []
+        found: list = []
         for part in filter(None, parts):
             special = self.special_tokens.get(part)
             found += self.encode(part.encode()).tolist() if special is None else [special]

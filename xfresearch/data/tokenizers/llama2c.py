@@ -69,7 +69,7 @@ class Llama2cTokenizer(Tokenizer):
 
 def _read(content: bytes) -> tuple[list[bytes], list[float]]:
     """The pieces and their scores. Raises UserError if run.c could not read the file."""
-    pieces = []
+    pieces: list = []
     scores = []
     at = 4
     longest = int.from_bytes(content[:4], "little", signed=True)

@@ -30,7 +30,7 @@ NO_SPECIAL_TOKENS = SpecialTokens()
 def read(directory: epath.Path) -> SpecialTokens:
     """Reads the settings files in `directory`. Raises UserError if one is not a JSON object."""
     files = {name: read_bytes(inside(directory, name)) for name in _NAME_FILES if exists(directory / name)}
-    values = {}
+    values: dict = {}
     for name in files:
         values |= {key: value for key, value in read_object(inside(directory, name)).items() if value is not None}
     stops = next(filter(None, (_stops(inside(directory, name)) for name in _ID_FILES)), ())

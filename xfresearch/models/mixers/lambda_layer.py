@@ -20,7 +20,7 @@ Cache: constant for a local window; U V values per token, of at most R tokens, f
 """
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import jax.numpy as jnp
 
@@ -35,13 +35,18 @@ from xfresearch.models.place import Place
 from xfresearch.models.sublayer import SublayerConfig, SublayerModule
 from xfresearch.runtime.errors import UserError, require
 
+if TYPE_CHECKING:  # a checker cannot read the values of a table
+    NormKind = str
+else:
+    NormKind = Literal[*NORMS]
+
 
 @dataclass(frozen=True)
 class LambdaSizes:
     key_size: int = option(16, "size K of keys and queries", low=1)
     window: int = option(23, "number of tokens R of a position lambda, its own included; 0 for model.max_length", low=0)
     depth: int = option(1, "number of keys and values U of a token, over which its lambda sums", low=1)
-    norm: Literal[*NORMS] = option("layer", "norm of queries and values")
+    norm: NormKind = option("layer", "norm of queries and values")
     chunk: int = option(32, "tokens computed at a time; 16 to 32 are fastest on CPU", low=1, decides="execution")
 
 

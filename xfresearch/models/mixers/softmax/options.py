@@ -5,7 +5,7 @@ config from the classes of the steps that it shares.
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from xfresearch.config.fields import Needs, group, option, unless, where
 from xfresearch.models.feed_forwards.activations import ACTIVATIONS
@@ -22,8 +22,12 @@ SINK = Needs(
     "shaping='none', and 'learned' only without memory_slots, whose logits it would not shift",
     lambda a: a.shaping == "none" and (a.sink != "learned" or not a.memory_slots),
 )
-NormKind = Literal[*NORMS]
-MemoryActivation = Literal["softmax", *[name for name, a in ACTIVATIONS.items() if a.elementwise and not a.gated]]
+if TYPE_CHECKING:  # a checker cannot read the values of a table
+    NormKind = str
+    MemoryActivation = str
+else:
+    NormKind = Literal[*NORMS]
+    MemoryActivation = Literal["softmax", *[name for name, a in ACTIVATIONS.items() if a.elementwise and not a.gated]]
 
 
 @dataclass(frozen=True)
