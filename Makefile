@@ -8,6 +8,7 @@
 # make mutations  puts faults into copies of the code, one at a time, and checks that a test fails; about an hour on 2 cores
 # make eval       installs lm_eval, for python -m xfresearch.evaluate --tasks, and runs the tests that need it
 # make wheel      builds dist/*.whl, checks its metadata, and runs its commands in an empty environment and directory
+# make trackers   installs wandb and mlflow, and runs their tests
 # make lock       writes requirements.lock, the exact versions for every supported Python
 # make libtpu     installs the TPU compiler for python -m xfresearch.plan; it runs without a TPU
 # make plans      compiles the named plans for TPUs; hours on two cores, continues after an interruption
@@ -28,7 +29,7 @@ NEWEST_TESTS := tests/kernels tests/contracts/test_reference.py tests/contracts/
 	tests/training/test_stopping.py tests/models/test_dispatch.py tests/planning/test_collectives.py \
 	tests/planning/test_work.py tests/runtime/test_hardware.py
 
-.PHONY: train test types newest long gpu mutations parity eval wheel lock libtpu plans studies rooms docs notebooks site clean
+.PHONY: train test types newest long gpu mutations parity eval trackers wheel lock libtpu plans studies rooms docs notebooks site clean
 
 train: $(VENV)/.ready
 	$(BIN)/python -m xfresearch.train --config configs/quickstart.py --workdir runs/quickstart
@@ -62,6 +63,10 @@ wheel: $(VENV)/.ready-wheel
 	$(BIN)/python -m build
 	$(BIN)/twine check --strict dist/*
 	$(BIN)/python -m pytest -m "" tests/test_wheel.py
+
+trackers: $(VENV)/.ready-test
+	$(BIN)/python -m pip install --quiet -r requirements-trackers.txt
+	$(BIN)/python -m pytest tests/training/test_trackers.py
 
 eval: $(VENV)/.ready-eval
 	$(BIN)/python -m pytest tests/harness
