@@ -50,7 +50,8 @@ def main(arguments: list[str]) -> None:
         return print(len(saved(workdir)))
     with distributed.joined(options, str(workdir)):
         if options.tasks:
-            task_commands.run(options, saved(workdir) if options.all_steps else [options.step])
+            steps: list[int | None] = [*saved(workdir)] if options.all_steps else [options.step]
+            task_commands.run(options, steps)
         else:
             evaluate(options, workdir)
 

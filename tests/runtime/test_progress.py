@@ -33,10 +33,17 @@ def test_a_terminal_shows_a_bar_that_ends_as_a_line(monkeypatch):
 
     terminal = Terminal()
     monkeypatch.setattr("sys.stderr", terminal)
-    with stage("packing", 10, "rows") as running:
+    with stage("packing", Size(10), "rows") as running:
         running.update(5)
         time.sleep(0.8)
     assert "packing:  50%" in terminal.getvalue() and terminal.getvalue().endswith("packing: 5 rows, 0.8 s\n")
+
+
+class Size(int):
+    """As the sizes of tensorflow_datasets, which cannot be added to a float."""
+
+    def __add__(self, other):
+        return Size(super().__add__(other))
 
 
 def test_only_the_outer_stage_and_only_process_0_prints(capsys, monkeypatch):

@@ -23,6 +23,7 @@ Of the matrices, in float64, without norms, biases and positions (Elhage et al. 
 """
 
 from functools import cache, partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -188,7 +189,8 @@ def matrices(lm) -> dict[str, np.ndarray]:
         each, of_mixer = bound.sublayer, _of_mixer(bound, embed_VD, head_VD)
         span = getattr(bound.module, "span", None)
         if span is not None:
-            of_mixer["span"] = np.asarray(span.fraction[...], np.float64) * longest(each.options, lm.config.max_length)
+            options: Any = each.options  # of softmax attention: only its spans are learned
+            of_mixer["span"] = np.asarray(span.fraction[...], np.float64) * longest(options, lm.config.max_length)
         for name, value in of_mixer.items():
             found.setdefault(name, {})[each.path] = value
     return {name: by_layer(values, mixers, lm.config.depth) for name, values in found.items()}

@@ -198,7 +198,7 @@ def _result(lm, line: str, tokens_NL, taps, dictionaries: dict, measured: dict) 
     sizes = tuple(dictionaries)
     found: dict = {"sizes": np.array(sizes), "taps": np.array(taps), "tokens": tokens_NL}
     found |= {name: value for name, value in measured.items() if name not in sizes}
-    figures = {name: [] for name in FIGURES}
+    figures: dict[str, list] = {name: [] for name in FIGURES}
     files = {}
     for n, F in enumerate(sizes):
         recovered = found["ablated_loss"] - found["replaced_loss"][:, n], found["ablated_loss"] - found["loss"]

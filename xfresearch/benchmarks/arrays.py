@@ -61,7 +61,7 @@ def fastest(functions: dict, arguments, rounds: int) -> dict:
     import jax
 
     compiled = {name: jax.jit(function) for name, function in functions.items()}
-    times = {name: [] for name in functions}
+    times: dict[str, list[float]] = {name: [] for name in functions}
     for call in range(rounds + 1):
         for name, function in compiled.items():
             start = time.perf_counter()

@@ -57,7 +57,7 @@ def run(a) -> None:
         try:
             started |= {name: start(a, name, first, prompts_BP, Path(folder)) for name in a.against.split(",") if name}
             calls = {name: Ours(lm, prompts_BP % lm.config.vocab_size, a) for name, lm in models.items()} | started
-            seconds = {name: [] for name in calls}
+            seconds: dict[str, list[float]] = {name: [] for name in calls}
             for _ in range(a.rounds):
                 for name, call in calls.items():
                     seconds[name].append(call())

@@ -28,7 +28,8 @@ from xfresearch.runtime.files import check_output, write_json
 ROWS_MODULE = "xfresearch.benchmarks.gpu_rows"
 GPT2 = ("configs/gpt2.py", "batch_size=32", "model.vocab_size=50257")
 GPT2_FILE = ("--config", GPT2[0], f"--config.{GPT2[2]}")
-LLAMA = ("configs/llama.py", "batch_size=16", "model.vocab_size=32000", "model.width=2048", "model.depth=16")
+LLAMA: tuple[str, ...] = ("configs/llama.py", "batch_size=16", "model.vocab_size=32000", "model.width=2048")
+LLAMA += ("model.depth=16",)
 LLAMA += ("model.blocks.main.attention.heads=16", "model.blocks.main.feed_forward.hidden=5632", "model.dtype=bfloat16")
 SLOTS = ("configs/all_attention.py", "batch_size=64", "model.vocab_size=50257", "model.blocks.main.attention.dropout=0")
 
@@ -124,7 +125,8 @@ def run(a) -> None:
     if not Path("configs", "gpt2.py").is_file():
         raise UserError("bench gpu must run at the root of a checkout: configs/gpt2.py is not in this directory")
     check_output("--json", a.json)
-    began, found = time.monotonic(), {}
+    began = time.monotonic()
+    found: dict = {}
     with tempfile.TemporaryDirectory() as folder:
         for name in names:
             left = a.seconds - (time.monotonic() - began)

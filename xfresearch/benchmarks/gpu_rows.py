@@ -69,13 +69,13 @@ def device(*_) -> dict:
 def train(name: str, tiny: bool) -> dict:
     """Trains, evaluates, generates and saves; is stopped by SIGTERM, which saves, and resumed; trains in float32."""
     from xfresearch import generate
-    from xfresearch import train as command
+    from xfresearch.train import main as train_main
 
     problems = []
     with tempfile.TemporaryDirectory() as directory:
         folder = Path(directory)
         whole, stopped, wide = (folder / each for each in ("whole", "stopped", "float32"))
-        command.main([*arguments_of(name, tiny, "model.dtype=bfloat16"), "--workdir", str(whole)])
+        train_main([*arguments_of(name, tiny, "model.dtype=bfloat16"), "--workdir", str(whole)])
         generate.main(["--workdir", str(whole), "--prompt", "import ", "--max-new-tokens", "16"])
         if not _stop(stopped, name, tiny):
             problems.append("the run ended before SIGTERM came")

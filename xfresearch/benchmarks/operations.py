@@ -60,7 +60,7 @@ def by_operation(timer: Timer) -> dict[str, float]:
                 timer()
         (file,) = Path(folder).rglob("*.xplane.pb")
         planes = list(jax.profiler.ProfileData.from_file(str(file)).planes)
-    found = Counter()
+    found: Counter = Counter()
     if jax.default_backend() == "cpu":
         lines = [line for plane in planes for line in plane.lines if line.name.startswith("tf_XLA")]
         for line in lines:
@@ -81,7 +81,7 @@ def _streams(planes) -> Iterable[list]:
 
 def device_times(events: Iterable[tuple[str, str, float]], kinds: Mapping[str, str]) -> Counter:
     """Nanoseconds of each kind of operation on a stream, whose kernels run one after another."""
-    found = Counter()
+    found: Counter = Counter()
     for kernel, instruction, duration in events:
         name = instruction or kernel
         found[kinds.get(name, without_number(name))] += duration
@@ -97,7 +97,8 @@ def floors_by_operation(text: str, rates) -> tuple[dict[str, float], bool]:
     from xfresearch.planning import hlo
     from xfresearch.planning.work import work
 
-    kinds, found = kinds_of_instructions(text), Counter()
+    kinds = kinds_of_instructions(text)
+    found: Counter = Counter()
     try:
         works = work(hlo.parse(text))
     except (KeyError, ValueError, IndexError, AttributeError, StopIteration):  # text of a version that it does not know

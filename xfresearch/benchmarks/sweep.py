@@ -14,7 +14,9 @@ def sweep(config, rounds: int, measured, timers) -> tuple[list[dict], dict]:
     from xfresearch.sharding.mesh import make_mesh
     from xfresearch.training.kernel_choices import choices
 
-    rows, best, mesh = [], {}, make_mesh(config)
+    rows: list[dict] = []
+    best: dict = {}
+    mesh = make_mesh(config)
     for key, values in choices(config, mesh).items():
         for value in values:
             now, other = _with(config, best), _with(config, best | {key: value})

@@ -48,7 +48,7 @@ def load(names: list[str], folder: str, cache: Path, examples: int = 0) -> dict:
     """The tasks and groups of these names in the form of lm_eval's evaluator. Each item will follow `examples` solved
     examples. `cache` is the folder for lm_eval's converted copies of local files."""
     manager = _manager(folder)
-    found = {"tasks": {}, "groups": {}, "group_map": {}}
+    found: dict[str, dict] = {"tasks": {}, "groups": {}, "group_map": {}}
     for name in names:
         if folder:
             check_data(name, folder, examples)

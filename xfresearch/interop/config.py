@@ -16,7 +16,8 @@ DEQUANTIZE = (
     "MXFP4 is not read; save it in bfloat16 first, with "
     "from_pretrained(..., quantization_config=Mxfp4Config(dequantize=True)) of transformers and save_pretrained"
 )
-MAIN = ("main", {})  # the layer of a family whose layers are all alike: the name of its block, no fields of its own
+# The layer of a family whose layers are all alike: the name of its block, no fields of its own.
+MAIN: tuple[str, dict] = ("main", {})
 
 
 def read_model(family: Family, config: dict, **more) -> ModelConfig:

@@ -67,7 +67,7 @@ def measure(folder: Path, rounds: int) -> list[dict]:
         "read": lambda: [tensor.read().shape for tensor in stored],
         "fill": lambda: [np.full(tensor.shape, 1, np.float32).shape for tensor in stored],
     }
-    times = {name: [] for name in functions}
+    times: dict[str, list[float]] = {name: [] for name in functions}
     for _ in range(rounds):
         for name, function in functions.items():
             times[name].append(_seconds(function))

@@ -93,7 +93,7 @@ def pad_left(prompts: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
 def row_keys(prompts: Sequence[Sequence[int]], seed: int | Sequence[int]) -> jax.Array:
     """A random key for each prompt [B]. It does not depend on the other prompts, but copies with one seed have different
     keys."""
-    seen = Counter()
+    seen: Counter = Counter()
     numbers = []
     seeds_B = np.broadcast_to(seed, len(prompts)).astype(np.uint32)
     for row in zip(map(tuple, prompts), seeds_B.tolist(), strict=True):

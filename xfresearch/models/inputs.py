@@ -199,4 +199,4 @@ def forward(
     if positions_BL is None:
         positions_BL = jnp.broadcast_to(jnp.arange(tokens_BL.shape[1]), tokens_BL.shape)
     ctx = Context(positions_BL, segments_BL)
-    return lm, lm(tokens_BL, ctx, layers=fast_layers(model.depth).name, taps=taps)
+    return lm, lm(tokens_BL, ctx, layers=str(fast_layers(model.depth).name), taps=taps)

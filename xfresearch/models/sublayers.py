@@ -80,7 +80,7 @@ class Bound:
         return next((term.matrix(arrays) for term in self.terms if term.kernel == f"{part}/kernel"), None)
 
     def _variables(self) -> dict[str, nnx.Variable]:
-        return {"/".join(path): each for path, each in nnx.to_flat_state(nnx.state(self.module))}
+        return {"/".join(map(str, path)): each for path, each in nnx.to_flat_state(nnx.state(self.module))}
 
 
 def sublayers(model, role: str = "", has: str = "", layer: int | None = None) -> list[Sublayer]:

@@ -94,7 +94,7 @@ class Taps:
             self.values[site] = value
         return value
 
-    def leaving(self) -> dict:
+    def leaving(self) -> dict[str, Any]:
         """What leaves the layer: its recorded values, or their summary."""
         values = self.summary(self.values) if self.summary else self.values
         self.sites = list(values)

@@ -214,7 +214,7 @@ def _collectives(config: Config, sizes: dict, weights: list[_Weight]) -> list[Co
     tokens = rows * config.sequence_length / sizes["context"]
     width = 2 if model.dtype == "bfloat16" else 4
     stream = tokens * model.width * width
-    repeats = Counter()
+    repeats: Counter = Counter()
     for stack in layers.stacks(model):
         repeats[stack.block] += microbatches * stack.repeats
     for name, branch, place in model.places():

@@ -81,7 +81,7 @@ class _Program:
         last = {buffer: at for at, one in enumerate(self.operations) for buffer in (*one.reads, *one.writes)}
         written: set = set()
         last |= dict.fromkeys(kept, len(self.operations))
-        ends = [[] for _ in range(len(self.operations) + 1)]
+        ends: list[list] = [[] for _ in range(len(self.operations) + 1)]
         for buffer, at in last.items():
             ends[at].append(buffer)
         held = most = 0.0

@@ -24,14 +24,14 @@ class Stage:
 
     def __init__(self, title: str, total: int | None, unit: str):
         self.title = one_line(title)
-        self.total = total
+        self.total = None if total is None else int(total)  # that of tensorflow_datasets cannot be added to a float
         self.unit = unit
         self.done = 0
         self._began = self._printed = time.monotonic()
         self._bar: Any = None  # of tqdm
 
     def update(self, count: int) -> None:
-        self.done += count
+        self.done += int(count)
 
     def extend(self, count: int) -> None:
         """Adds units to the total, if it is known."""

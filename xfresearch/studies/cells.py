@@ -87,7 +87,8 @@ def next_rate(study: Study, losses: Mapping[float, float]) -> float | None:
 def tuning(study: Study, results: Results, cell: Cell) -> list[Trial]:
     """The runs that choose the rate of a cell, as far as they are known: the grid, and those beyond its edge."""
     losses = tried(study, results, cell)
-    beyond = {*losses, next_rate(study, losses)} - {None, *study.rates}
+    last = next_rate(study, losses)
+    beyond = {*losses, *([] if last is None else [last])} - {*study.rates}
     return [Trial(tuned(study, cell), rate, TUNING_SEED) for rate in (*study.rates, *sorted(beyond))]
 
 

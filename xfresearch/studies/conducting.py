@@ -42,7 +42,7 @@ WAIT = 5.0  # seconds between two looks at runs that other processes train
 DESIGN, RESULTS, SECONDS = "study.json", "results.json", "seconds.json"
 TIMES = {"updates": {ANY: {"seconds": float}}, "machine": Maybe(str)}  # seconds.json
 # What was decided before the first run.
-FIXED = ("question", "rule", "base", "options", "baseline", "match", "solve")
+FIXED: tuple[str, ...] = ("question", "rule", "base", "options", "baseline", "match", "solve")
 FIXED += ("multiple", "rates", "extensions", "tune_at", "seeds", "trend", "metric", "margin")
 GROWING = ("sizes", "arms", "cells", "solve_in")  # their entries may not change either, but others may be added
 

@@ -75,7 +75,7 @@ def check(names: Sequence[str], task_data: str = "") -> None:
             tasks.check_installed()
         elif dot:
             corpora = [each for each, found in ANALYSES.items() if not found.prompts]
-            require(figure and source in corpora, "probes", name, f"ANALYSIS.FIGURE, of one of {', '.join(corpora)}")
+            require(bool(figure) and source in corpora, "probes", name, f"ANALYSIS.FIGURE, of one of {', '.join(corpora)}")
         else:
             allowed = f"one of {', '.join([*PROBES, *OF_HEADS])}, ANALYSIS.FIGURE or tasks.NAME"
             require(name in PROBES or name in OF_HEADS, "probes", name, allowed)

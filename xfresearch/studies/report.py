@@ -129,7 +129,8 @@ def training(outcome: Mapping) -> str:
 
 def _matched(outcome: Mapping) -> str:
     """What is equal, with the arms that are not matched on purpose, and the largest mismatch of the others."""
-    study, found = outcome["study"], {}
+    study = outcome["study"]
+    found: dict = {}
     for here in outcome["sizes"].values():
         for arm, each in here["arms"].items():
             found.setdefault(arm, []).append(each["mismatch"])

@@ -131,7 +131,8 @@ class Store(NamedTuple):
 
 def open_store(workdir, others: Sequence[str] = ()) -> Store:
     """The results in a study's directory, and in those of other studies. Raises UserError for another one without any."""
-    folder, known = epath.Path(workdir), {}
+    folder = epath.Path(workdir)
+    known: dict[str, list[dict]] = {}
     for path in others:
         if not exists(epath.Path(path) / RUNS_FILE):
             raise UserError(f"--reuse={path} is not allowed: it must be the directory of a study, which has {RUNS_FILE}")

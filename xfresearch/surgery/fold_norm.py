@@ -43,7 +43,7 @@ def convert(network: Network, layers, broken: bool = False) -> Network:
     whole = len(layers) == len(network.layers)
     outside = [name for name in OUTSIDE if whole and network.norm(getattr(network.model, name)).affine]
     inside = [number for number in layers if sites(network.layers[number].block)]
-    refuse_unless(inside or outside, _nothing(network, layers))
+    refuse_unless(bool(inside or outside), _nothing(network, layers))
     by_block = {network.layers[number].block: set() for number in inside}
     for number in inside:
         by_block[network.layers[number].block] |= _check(network, number)

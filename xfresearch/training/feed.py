@@ -24,7 +24,7 @@ class Feed:
         self._batches = batches
         self._place = place
         self._limit = ahead
-        self._ahead = deque()  # the next (step, batch) that are placed
+        self._ahead: deque[tuple[int, dict]] = deque()  # the next (step, batch) that are placed
 
     def __iter__(self) -> "Feed":
         return self

@@ -26,8 +26,8 @@ from xfresearch.runtime.schema import ANY, Maybe, check
 # Kinds of wall time. The last two are the cost of restarts (`workdir.unproductive_time`).
 KINDS = ("step", "input", "evaluation", "checkpoint", "data", "compile", "start", "results", "lost", "down")
 ROWS = 1 << 32  # bytes of a metrics.jsonl
-NUMBERS = ("loss", "perplexity", "bits_per_byte", "bits_per_character", "accuracy", "tokens", "bytes", "learning_rate")
-NUMBERS += ("gradient_norm", "tokens_per_second", "seconds", "unix_seconds", "skipped")
+NUMBERS: tuple[str, ...] = ("loss", "perplexity", "bits_per_byte", "bits_per_character", "accuracy", "tokens", "bytes")
+NUMBERS += ("learning_rate", "gradient_norm", "tokens_per_second", "seconds", "unix_seconds", "skipped")
 ROW = {"step": int, "kind": str, "router_load": Maybe({ANY: [[Maybe(float)]]})} | {name: Maybe(float) for name in NUMBERS}
 RATE_WINDOW = 20  # updates over which a printed rate is measured
 SECONDS_BETWEEN_UPLOADS = 30  # of rows to a bucket

@@ -97,7 +97,7 @@ class Program:
     @cached_property
     def evaluate(self) -> Callable:
         """The jitted evaluator of a batch (evaluation/losses.py)."""
-        mode = layers_choice(self.config, self.mesh).name
+        mode = str(layers_choice(self.config, self.mesh).name)
         return make_evaluator(self.config.model, mode, self.config.training.loss_rows, self.mesh)
 
     @cached_property

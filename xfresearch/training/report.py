@@ -2,6 +2,7 @@
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from etils import epath
@@ -20,7 +21,11 @@ from xfresearch.runtime.files import inside
 from xfresearch.training.metrics import read_metrics
 from xfresearch.training.samples import sampling_in_words
 
-STYLES = {"train": {"colour": "training"}, "evaluation": {"colour": "model", "width": 1.8, "marked": True}}
+Chart = tuple[str, str, str, int, dict[str, float], bool]  # title, caption, key, scale of steps, levels, from zero
+STYLES: dict[str, dict[str, Any]] = {
+    "train": {"colour": "training"},
+    "evaluation": {"colour": "model", "width": 1.8, "marked": True},
+}
 
 TERMS = {
     "parameters": "trained numbers of the model",
@@ -110,8 +115,8 @@ def _charts(rows: list[dict], tokens: int, counted: Costs, baselines: dict[str, 
     of_text = any("bits_per_byte" in row for row in rows)
     caption = "by step, with the compression baselines" if baselines else "by step"
     bits_per_byte = ("Bits per byte", caption, "bits_per_byte", 1, baselines, False)
-    accuracy = ("Accuracy", "of held-out labels, by step", "accuracy", 1, {}, False)
-    wanted = (
+    accuracy: Chart = ("Accuracy", "of held-out labels, by step", "accuracy", 1, {}, False)
+    wanted: tuple[Chart, ...] = (
         bits_per_byte if of_text else accuracy,
         ("Loss", f"nats per {'token' if of_text else 'label'}, by tokens seen", "loss", tokens, {}, False),
         ("Learning rate", "by step", "learning_rate", 1, {}, True),
