@@ -6,6 +6,7 @@ tests/test_notebooks.py looks at what is kept, and executes them in `make long`.
 
 import json
 import os
+import resource
 import sys
 import tempfile
 import time
@@ -68,9 +69,16 @@ def main(names: list[str]) -> None:
     for file in [FOLDER / f"{name}.ipynb" for name in names] or sorted(FOLDER.glob("*.ipynb")):
         with tempfile.TemporaryDirectory() as directory:
             prepare(Path(directory))
-            began = time.perf_counter()
+            began, before = time.perf_counter(), _processor_seconds()
             write(file, execute(file, Path(directory)))
-            print(f"{file.name}: {time.perf_counter() - began:.0f} s", flush=True)
+            used = _processor_seconds() - before
+            print(f"{file.name}: {time.perf_counter() - began:.0f} s, {used:.0f} of a processor", flush=True)
+
+
+def _processor_seconds() -> float:
+    """Of the kernels that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 if __name__ == "__main__":

@@ -132,9 +132,9 @@ def variants() -> str:
 
 
 def of_studies() -> str:
-    """docs/studies.md with the runs that studies share, what pairs are worth, and how machines differ."""
-    parts = (SHARED, studies.shared(), "\n", PAIRS, studies.pairs(), "\n", MACHINES, studies.machines())
-    return "".join((_before("studies.md", SHARED), *parts))
+    """docs/data/tables/runs.md: runs that studies share, what pairs are worth, and how machines differ."""
+    about = "# The runs of the studies\n\nThe studies are those of the [answers](../../index.md#answers).\n\n"
+    return "".join((about, SHARED, studies.shared(), "\n", PAIRS, studies.pairs(), "\n", MACHINES, studies.machines()))
 
 
 def variant_names() -> list[str]:
@@ -372,7 +372,6 @@ PAGES = {
     "performance.md": performance,
     "kernels.md": kernels,
     "scale.md": scale,
-    "studies.md": of_studies,
     "surgery.md": surgery,
     "anatomy.md": anatomy,
     "questions/where_is_a_fact.md": where_is_a_fact,
@@ -380,7 +379,7 @@ PAGES = {
 # Tables that pages link to, and that are too long to be read with them.
 PAGES |= {"data/tables/keys.md": keys, "data/tables/variants.md": variants, "data/tables/conversions.md": outcomes}
 PAGES |= {"data/tables/plans.md": every_plan, "data/tables/analyses.md": applies}
-PAGES |= {"data/tables/rooms.md": rooms.page, "data/tables/edits.md": edits}
+PAGES |= {"data/tables/rooms.md": rooms.page, "data/tables/edits.md": edits, "data/tables/runs.md": of_studies}
 PAGES |= {f"questions/{page}.md": partial(question, page) for page in studies.ANSWERS}
 PAGES |= {"questions/answers.svg": studies.answers}
 PAGES |= {f"questions/{name}.svg": partial(studies.picture, name) for name in studies.pictures()}
