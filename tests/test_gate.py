@@ -209,7 +209,6 @@ ALLOWED = {
     "checkpoints/writing.py": "a checkpoint that it has just written",
     "interop/tensor_files.py": "paths of files.inside; a directory that it makes itself",
     "interop/llama2c.py": "a file that the user named",
-    "interop/speed.py": "a directory that it makes itself",
     "training/monitoring.py": "a trace that it has just written",
     "training/session.py": "/dev/null",
 }

@@ -140,7 +140,7 @@ def list_conversions(options) -> None:
 def dry_run(options) -> None:
     """Says whether the conversion applies to a checkpoint, and what the result is."""
     from xfresearch.loading import loading
-    from xfresearch.surgery.running import plan
+    from xfresearch.surgery.converting import plan
 
     print(plan(loading.load(options.workdir, options.step), options.steps))
 
@@ -149,7 +149,7 @@ def dry_run_all(options) -> None:
     """Says for every conversion whether it applies to a checkpoint, or the reason why it does not."""
     from xfresearch.loading import loading
     from xfresearch.surgery import CONVERSIONS, Refused, chain
-    from xfresearch.surgery.running import plan
+    from xfresearch.surgery.converting import plan
 
     lm = loading.load(options.workdir)
     for name in CONVERSIONS:

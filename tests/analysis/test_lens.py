@@ -15,7 +15,7 @@ from xfresearch.analysis import coefficients
 from xfresearch.analysis.attribution import attributed
 from xfresearch.analysis.contributions import contributions, directions, passed
 from xfresearch.models import layers
-from xfresearch.models.memory import memory
+from xfresearch.models.memories import memory
 
 LAYOUTS = ("post_norm", "peri_norm", "fused_output", "no_skip", "skipless", "deep_norm", "resi_dual", "all_attention")
 DAILY = [*(f"layout={name}" for name in LAYOUTS), "base", "attention.output_gate=elementwise", "final_norm=dyt"]

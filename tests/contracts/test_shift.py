@@ -7,7 +7,7 @@ from tests.contracts.passes import run
 from tests.contracts.variants import ALL, in_float64, random_params, tokens_for
 from tests.tolerances import TOLERANCE, relative_error
 from xfresearch.models.layers import layers
-from xfresearch.models.mixers.memory import softmax_slots
+from xfresearch.models.mixers.memory_slots import softmax_slots
 from xfresearch.models.taps import captured
 
 SHIFT = 17

@@ -13,7 +13,7 @@ import pytest
 from safetensors import safe_open
 
 from tests.training.processes import ROOT, Processes
-from xfresearch.interop import speed
+from xfresearch.benchmarks import import_hf
 from xfresearch.interop.folder import stored_tensors
 
 pytestmark = pytest.mark.long
@@ -25,7 +25,7 @@ GIGABYTES = 2
 def folder(tmp_path_factory):
     """A random bfloat16 Llama in files of up to 500 MB. Its largest tensors are the embedding and the head."""
     path = tmp_path_factory.mktemp("scale") / "llama"
-    speed.write_random(path, speed.llama(width=1536, layers=18, vocab=128_256), "bfloat16", shard_bytes=5 * 10**8)
+    import_hf.write_random(path, import_hf.llama(width=1536, layers=18, vocab=128_256), "bfloat16", shard_bytes=5 * 10**8)
     tensors = stored_tensors(path)
     assert sum(tensor.bytes for tensor in tensors.values()) > GIGABYTES * 10**9
     assert len({tensor.file for tensor in tensors.values()}) > 3

@@ -11,7 +11,7 @@ from tests.contracts.variants import change, in_float64, model, random_params, t
 from tests.tolerances import TOLERANCE, relative_error
 from xfresearch.models import transformer
 from xfresearch.models.block_config import BlockConfig
-from xfresearch.models.memory import memory
+from xfresearch.models.memories import memory
 from xfresearch.run.closed_form import costs
 
 B = "blocks.main."

@@ -224,7 +224,7 @@ def test_the_formula_has_the_collectives_of_each_axis():
     assert by_axes["all-reduce", ("tensor",)].payload == stream
     assert by_axes["all-gather", ("context",)].payload == rows * 64 * 2 * 2 * 8 * 4 / 2  # 2 key heads of size 8
     assert len(by_axes["all-gather", ("fsdp",)].group) == 2
-    whole = sum(plans.memory.state_bytes(found.state).values())
+    whole = sum(plans.device_memory.state_bytes(found.state).values())
     assert found.memory["parameters"] + found.memory["optimiser"] == whole
 
 

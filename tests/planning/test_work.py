@@ -10,7 +10,7 @@ from jax.sharding import AxisType
 
 from tests.contracts.variants import ROOT
 from xfresearch.models.counting import count_flops
-from xfresearch.planning import custom, hlo, memory, program
+from xfresearch.planning import custom, device_memory, hlo, program
 from xfresearch.planning.formula import abstract_mesh
 from xfresearch.planning.hlo import Array
 from xfresearch.planning.work import work
@@ -234,7 +234,7 @@ def test_an_activation_saved_under_two_names_counts_once():
 
     jaxpr = jax.make_jaxpr(lambda x: jax.lax.scan(layer, x, None, length=3))(shape(4, 8)).jaxpr
     sizes = dict.fromkeys(("data", "fsdp", "expert", "tensor", "context"), 1)
-    kept = memory.kept_in_trace(jaxpr, 3, sizes)
+    kept = device_memory.kept_in_trace(jaxpr, 3, sizes)
     assert sorted(size for _, _, size in kept) == [3 * 4 * 8 * 4] * 2
 
 
@@ -281,9 +281,9 @@ def test_with_full_remat_the_forward_pass_saves_only_the_residual_stream(step):
     config, traced, done = step
     stream = config.model.depth * config.batch_size * config.sequence_length * config.model.width * 4
     sizes = dict.fromkeys(("data", "fsdp", "expert", "tensor", "context"), 1)
-    kept = memory.kept_in_trace(traced.jaxpr.jaxpr, config.model.depth, sizes)
+    kept = device_memory.kept_in_trace(traced.jaxpr.jaxpr, config.model.depth, sizes)
     assert sum(size for _, _, size in kept) == stream
-    assert max(size for _, _, size in memory.kept_activations(done.program)) == stream
+    assert max(size for _, _, size in device_memory.kept_activations(done.program)) == stream
 
 
 def test_a_scan_over_as_many_microbatches_as_layers_is_not_taken_for_the_layers():
@@ -292,7 +292,7 @@ def test_a_scan_over_as_many_microbatches_as_layers_is_not_taken_for_the_layers(
     config = program.prepare(parse(arguments))
     sizes = dict.fromkeys(("data", "fsdp", "expert", "tensor", "context"), 1)
     _, traced = program.trace(config, abstract_mesh(sizes))
-    kept = memory.kept_in_trace(traced.jaxpr.jaxpr, config.model.depth, sizes)
+    kept = device_memory.kept_in_trace(traced.jaxpr.jaxpr, config.model.depth, sizes)
     rows = config.batch_size // 2
     assert [shape for _, shape, _ in kept] == [f"float32[2, {rows}, {config.sequence_length}, {config.model.width}]"]
 
@@ -316,14 +316,14 @@ def test_a_scan_over_as_many_microbatches_as_layers_is_not_taken_for_the_layers(
     ],
 )
 def test_out_of_memory_errors_are_parsed(text, needed, available):
-    found = memory.parse_out_of_memory(text)
+    found = device_memory.parse_out_of_memory(text)
     assert found[:2] == (pytest.approx(needed * 2**30), pytest.approx(available * 2**30))
     if "1. Size" in text:
         assert found[2] == [("jit(step)/dot", "bf16[32,64]", 4 * 2**30), ("", "f32[8]", 2**29)]
 
 
 def test_other_errors_are_not_out_of_memory():
-    assert memory.parse_out_of_memory("INTERNAL: something else") is None
+    assert device_memory.parse_out_of_memory("INTERNAL: something else") is None
 
 
 def test_the_traced_count_includes_the_optimizer():

@@ -47,7 +47,7 @@ def test_studies_without_an_effect_find_one_at_the_stated_rate(null_study):
     rng, trials = np.random.default_rng(0), list(planned(chosen))
     wrong, trends = {"small": 0, "large": 0, "together": 0}, 0
     for _ in range(STUDIES):
-        found = outcome.found(chosen, solved, results(trials, rng))
+        found = outcome.outcome_of(chosen, solved, results(trials, rng))
         for name, part in chain(found["sizes"].items(), [("together", found["together"])]):
             verdicts = {arm["verdict"] for arm in part["arms"].values() if "verdict" in arm}
             wrong[name] += bool(verdicts & {"better", "worse"})
@@ -69,7 +69,7 @@ def test_an_interval_is_doubted_if_the_differences_of_seeds_cancel(null_study, s
         cell, factor = trial.cell, sign if trial.cell.size == "large" else 1
         value = 5 + factor * noise.get((cell.arm, trial.seed), 0.0) + 1e-4 * rng.standard_normal()
         runs[trial] = RESULT | {"evaluation": {"bits_per_byte": value}}
-    found = outcome.found(chosen, solved, runs)
+    found = outcome.outcome_of(chosen, solved, runs)
     deviations = {"mean": found["together"]["arms"]["parallel"]["difference"], "change": found["trends"]["parallel"]}
     assert min(deviations, key=lambda name: deviations[name]["deviation"]) == varies_less
     lines = report.cancelling(found)

@@ -96,7 +96,7 @@ def test_what_a_text_adds_to_all_runs_is_no_error_of_their_difference(config, fi
     for trial in found:
         values_B = text_B + rng.normal(0, errors[trial.cell.arm], 64)
         found[trial] = found[trial] | {"blocks": {"values": list(values_B), "sizes": list(sizes_B)}}
-    arm = outcome.found(chosen, solved, found)["sizes"]["tiny"]["arms"]["parallel"]
+    arm = outcome.outcome_of(chosen, solved, found)["sizes"]["tiny"]["arms"]["parallel"]
     assert arm["sampling_error"] == pytest.approx(20 / 100 / 8, rel=0.3)
     of_two_means = math.hypot(0.5, 0.5) / math.sqrt(2) / 100 / 8  # of two runs each
     assert arm["difference_sampling_error"] == pytest.approx(of_two_means, rel=0.3)
@@ -117,7 +117,7 @@ def test_all_sizes_together_show_what_no_size_does(config, finished):
             noise = noise_N[trial.seed]
             value = 2 + 0.1 * noise + (trial.cell.arm == "parallel") * (0.03 + sign * noise + 0.001 * trial.seed)
         found[trial] = template | {"evaluation": {"bits_per_byte": value}}
-    results = outcome.found(chosen, plan.make(chosen).matched, found)
+    results = outcome.outcome_of(chosen, plan.make(chosen).matched, found)
     assert {here["arms"]["parallel"]["verdict"] for here in results["sizes"].values()} == {"undecided"}
     together = results["together"]["arms"]["parallel"]
     assert together["verdict"] == "worse" and together["difference"]["mean"] == pytest.approx(0.0315)
@@ -135,7 +135,7 @@ def test_all_sizes_together_show_what_no_size_does(config, finished):
     assert line.startswith("parallel: ") and "the mean over both sizes" in line and "interval of -0.0224 to +0.0854" in line
     failed = next(trial for trial in found if trial.cell == Cell("large", "parallel") and trial.seed == 2)
     found[failed] = {**template, "evaluation": {}, "diverged": "the loss is not finite"}
-    results = outcome.found(chosen, plan.make(chosen).matched, found)
+    results = outcome.outcome_of(chosen, plan.make(chosen).matched, found)
     assert results["together"]["arms"] == {} and "both sizes" not in report.markdown(results)
     assert report.verdicts(results)[0].startswith("parallel: no verdict at large: a run diverged (large/parallel/")
 
@@ -150,7 +150,7 @@ def test_curves_of_the_accuracy_are_of_its_errors(config, finished):
             accuracy = 1 - result["evaluation"]["bits_per_byte"] / 100  # the same rates are best
         curve = [(step, accuracy * step / 12) for step in (4, 8, 12)]
         found[trial] = result | {"evaluation": {"accuracy": accuracy}, "curve": curve}
-    arm = outcome.found(replace(chosen, metric="accuracy"), solved, found)["sizes"]["tiny"]["arms"]["parallel"]
+    arm = outcome.outcome_of(replace(chosen, metric="accuracy"), solved, found)["sizes"]["tiny"]["arms"]["parallel"]
     assert arm["curve"][-1][1] == pytest.approx(0.3) and arm["verdict"] == "worse"
     saved, lost = arm["saved"]["training_flops"]
     assert math.isnan(saved) and lost > 0
@@ -216,7 +216,7 @@ def test_runs_that_read_other_data_are_refused(config, finished, monkeypatch, no
     assert "tokenizer" in result["data"] and any(name.startswith("train split of") for name in result["data"])
     found[trial] = result | {"data": result["data"] | {"tokenizer": "c0ffee"}}
     with pytest.raises(UserError, match=f"{trial.folder}: its tokenizer has the digest c0ffee, and that of the other runs"):
-        outcome.found(chosen, solved, found)
+        outcome.outcome_of(chosen, solved, found)
     monkeypatch.setattr(conducting, "results", lambda *_: found)
     with pytest.raises(UserError, match="its tokenizer has the digest c0ffee"):  # before anything runs
         conducting.conduct(chosen, open_store(finished), solved, list(solved))
@@ -225,13 +225,13 @@ def test_runs_that_read_other_data_are_refused(config, finished, monkeypatch, no
 def test_the_report_says_where_and_with_which_versions_runs_were_made(config, finished, tmp_path):
     chosen, solved = design_of(config)
     found = conducting.results(chosen, open_store(finished), solved)
-    one = outcome.found(chosen, solved, found)
+    one = outcome.outcome_of(chosen, solved, found)
     assert not any("sets of versions" in line for line in report.notes(one))
     trial, result = list(found.items())[-1]
     made = result["made"]
     machine = made["machine"] | {"cpu": "another", "matmul_precision": "highest"}
     other = {"machine": machine, "versions": made["versions"] | {"jax": "0.0.1"}}
-    several = outcome.found(chosen, solved, found | {trial: result | {"made": made | other}})
+    several = outcome.outcome_of(chosen, solved, found | {trial: result | {"made": made | other}})
     assert "2 sets of versions" in "\n".join(report.notes(several))
     assert "jax 0.0.1" in report.markdown(several)
     first, second = several["made"]["runs"]
@@ -272,22 +272,22 @@ def test_a_seed_that_is_missing_or_diverged_makes_no_verdict(config, finished, t
     found = conducting.results(chosen, open_store(finished), solved)
     trials = list(found)
     with pytest.raises(UserError, match="the study has no result of tiny/"):
-        outcome.found(chosen, solved, {trial: found[trial] for trial in trials[:-1]})
+        outcome.outcome_of(chosen, solved, {trial: found[trial] for trial in trials[:-1]})
     broken = found | {trials[-1]: found[trials[-1]] | {"evaluation": {}}}
-    write_json(tmp_path / "results.json", outcome.found(chosen, solved, broken))
+    write_json(tmp_path / "results.json", outcome.outcome_of(chosen, solved, broken))
     written = read_object(tmp_path / "results.json")
     size = written["sizes"]["tiny"]
     assert "diverged" in size["failures"]["parallel"] and "verdict" not in size["arms"]["parallel"]
     report.write(tmp_path, written)
     assert "| parallel |  |  |  |  |  | no verdict |" in (tmp_path / "report.md").read_text()
-    assert "parallel" not in outcome.found(chosen, solved, found)["sizes"]["tiny"]["failures"]
+    assert "parallel" not in outcome.outcome_of(chosen, solved, found)["sizes"]["tiny"]["failures"]
 
 
 def test_an_arm_that_diverges_at_every_rate_leaves_the_others_their_verdict(config, finished, tmp_path):
     chosen, solved = design_of(config)
     found = conducting.results(chosen, open_store(finished), solved)
     of_parallel = {trial: found[trial] | {"evaluation": {}} for trial in found if trial.cell.arm == "parallel"}
-    outcome_found = outcome.found(chosen, solved, found | of_parallel)
+    outcome_found = outcome.outcome_of(chosen, solved, found | of_parallel)
     assert outcome_found["sizes"]["tiny"]["failures"] == {"parallel": "a run diverged (every learning rate)"}
     write_json(tmp_path / "results.json", outcome_found)
     report.write(tmp_path, read_object(tmp_path / "results.json"))
@@ -299,9 +299,9 @@ def test_an_arm_that_diverges_at_every_rate_leaves_the_others_their_verdict(conf
 def test_an_arm_that_has_not_learnt_is_no_evidence(config, finished):
     chosen, solved = design_of(config)
     found = conducting.results(chosen, open_store(finished), solved)
-    size = outcome.found(chosen, solved, found, unigram={"tiny": 1e-3})["sizes"]["tiny"]
+    size = outcome.outcome_of(chosen, solved, found, unigram={"tiny": 1e-3})["sizes"]["tiny"]
     assert set(size["failures"]) == set(chosen.arms) and not any("verdict" in arm for arm in size["arms"].values())
-    assert outcome.found(chosen, solved, found, unigram={"tiny": math.inf})["sizes"]["tiny"]["failures"] == {}
+    assert outcome.outcome_of(chosen, solved, found, unigram={"tiny": math.inf})["sizes"]["tiny"]["failures"] == {}
 
 
 def design_of(config):

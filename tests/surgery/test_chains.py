@@ -14,7 +14,7 @@ from xfresearch import convert, surgery
 from xfresearch.runtime import command
 from xfresearch.runtime.errors import UserError
 from xfresearch.surgery import certificate as certificate_module
-from xfresearch.surgery import conversion, running
+from xfresearch.surgery import conversion, converting
 from xfresearch.surgery.network import take_apart
 
 
@@ -123,18 +123,18 @@ def test_a_conversion_that_changes_the_function_is_refused(monkeypatch):
     object.__setattr__(wrong, "convert", lambda network, layers, broken: _merge(network, layers, broken=True))
     _merge = surgery.CONVERSIONS["merge_query_key"].convert
     with pytest.raises(surgery.Refused, match="logits differ by .* they first differ at blocks.0.attention"):
-        running.convert(tiny_model(), [running.Step(wrong)])
+        converting.convert(tiny_model(), [converting.Step(wrong)])
 
 
 def test_a_control_that_sees_nothing_is_refused():
     with pytest.raises(surgery.Refused, match="idle: the control .* equal logits prove nothing"):
-        running.convert(tiny_model(), [idle("idle")])
+        converting.convert(tiny_model(), [idle("idle")])
 
 
-def idle(name: str, approximate: bool = False) -> running.Step:
+def idle(name: str, approximate: bool = False) -> converting.Step:
     """A step that changes nothing."""
     parts = (name, "nothing", "always", "with nothing", lambda network, layers, broken: network)
-    return running.Step(conversion.Conversion(*parts, approximate=approximate))
+    return converting.Step(conversion.Conversion(*parts, approximate=approximate))
 
 
 def test_exact_steps_beside_an_approximation_are_refused_if_they_differ(monkeypatch):
@@ -145,15 +145,15 @@ def test_exact_steps_beside_an_approximation_are_refused_if_they_differ(monkeypa
         certificate.controls = {"all": 1.0}
         found.append(certificate.conversions)
 
-    monkeypatch.setattr(running, "certify", certify)
+    monkeypatch.setattr(converting, "certify", certify)
     a, b, c, rough = idle("a"), idle("b"), idle("c"), idle("rough", approximate=True)
-    _, certificate = running.convert(tiny_model(), [rough])
+    _, certificate = converting.convert(tiny_model(), [rough])
     assert certificate.approximate and found == [["rough"]]
     with pytest.raises(surgery.Refused, match="^a, b: logits differ by 5.0e-01 relative"):
-        running.convert(tiny_model(), [a, b, rough, c])
+        converting.convert(tiny_model(), [a, b, rough, c])
     monkeypatch.setattr(certificate_module, "BOUND", 1.0)
     found.clear()
-    _, certificate = running.convert(tiny_model(), [a, b, rough, c])
+    _, certificate = converting.convert(tiny_model(), [a, b, rough, c])
     assert found == [["a", "b", "rough", "c"], ["a", "b"], ["c"]]
     assert [*certificate.figures] == [f"difference of logits, {name} alone" for name in ("a, b", "c")]
 
@@ -162,9 +162,9 @@ def test_an_approximation_that_is_not_finite_is_refused(monkeypatch):
     def certify(certificate, *others):
         certificate.differences = {"random tokens": {"absolute": math.nan, "relative": math.nan}}
 
-    monkeypatch.setattr(running, "certify", certify)
+    monkeypatch.setattr(converting, "certify", certify)
     with pytest.raises(surgery.Refused, match="^rough: the comparison .random tokens. is not finite"):
-        running.convert(tiny_model(), [idle("rough", approximate=True)])
+        converting.convert(tiny_model(), [idle("rough", approximate=True)])
 
 
 @pytest.mark.parametrize("place", ["differences", "controls"])
@@ -181,7 +181,7 @@ def test_a_comparison_that_is_not_finite_is_refused(place, number):
         found.controls["second"] = number
     assert place == "controls" or not found.relative <= 1
     name = "with the cache" if place == "differences" else "second"
-    assert not found.exact and running._why(found) == (
+    assert not found.exact and converting._why(found) == (
         f"a: the comparison ({name}) is not finite in float64: it proves nothing"
     )
 
@@ -197,7 +197,7 @@ def test_a_comparison_that_is_not_finite_is_refused(place, number):
 def test_a_control_needs_no_later_step(options, names, arguments):
     """A later step may refuse what a broken step makes: no terms of refusal in the controls."""
     lm = changed(**{"bias": "()"} | options)
-    for control in running._controls(take_apart(lm.config, lm.params), surgery.chain(names, options=arguments)).values():
+    for control in converting._controls(take_apart(lm.config, lm.params), surgery.chain(names, options=arguments)).values():
         assert control.params(0)
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from xfresearch.analysis import coefficients
 from xfresearch.analysis.contributions import Pass, directions, parts, passed
-from xfresearch.models.memory import memory
+from xfresearch.models.memories import memory
 from xfresearch.models.model_config import ModelConfig
 
 

@@ -1,7 +1,7 @@
 """The coefficients of every memory of a model: the units of feed-forward layers and of experts, and persistent slots.
 
-A sublayer writes sum_i m_i v_i, with coefficients m_i of its K values v_i (models/memory.py). An expert's coefficients count
-for the tokens that chose it; its output is multiplied by the token's gate.
+A sublayer writes sum_i m_i v_i, with coefficients m_i of its K values v_i (models/memories.py). An expert's coefficients
+count for the tokens that chose it; its output is multiplied by the token's gate.
 """
 
 import jax

@@ -47,7 +47,7 @@ def lens(lm, data=None, count: int = ROWS, length: int = 0) -> Result:
 
     .data: loss, agreement, divergence [N]; attribution [parts], with their names in `parts`; by_sublayer [N, sublayers],
     with their names in `sublayers`, and by_head [N, H] of it; name_rows: the same for each row;
-    'blocks.<layer>.<sublayer>.keys' [K]: that of each key of a memory (models/memory.py); token, probability [N, L]: the
+    'blocks.<layer>.<sublayer>.keys' [K]: that of each key of a memory (models/memories.py); token, probability [N, L]: the
     most likely next token after each layer, of the first row. The intervals of .summary are over rows. Raises UserError for
     data that cannot be read."""
     tokens_NL = rows(lm, data, count, length)

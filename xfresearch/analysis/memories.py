@@ -39,7 +39,7 @@ from xfresearch.analysis.unfinished import Unfinished
 from xfresearch.models import transformer
 from xfresearch.models.connections.connection import ONE
 from xfresearch.models.inputs import forward
-from xfresearch.models.memory import memory
+from xfresearch.models.memories import memory
 from xfresearch.models.model_config import ModelConfig
 from xfresearch.models.stack import ends_with
 from xfresearch.models.taps import captured, request

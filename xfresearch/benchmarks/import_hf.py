@@ -1,7 +1,18 @@
 """Reading a random Llama from a Hugging Face folder into parameters, compared with only reading the bytes, and with only
-filling as much memory (interop/speed.py)."""
+filling as much memory."""
+
+import json
+import tempfile
+import time
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
 
 from xfresearch.benchmarks.flags import add_json, add_sizes, write_figures
+
+HEAD_SIZE = 128
 
 
 def add_flags(parser) -> None:
@@ -11,15 +22,84 @@ def add_flags(parser) -> None:
 
 
 def run(a) -> None:
-    import tempfile
-    from pathlib import Path
-
-    from xfresearch.interop import speed
-
     with tempfile.TemporaryDirectory() as directory:
         folder = Path(directory) / "llama"
-        speed.write_random(folder, speed.llama(a.width, a.layers, a.vocab), a.dtype)
-        rows = speed.measure(folder, a.rounds)
+        write_random(folder, llama(a.width, a.layers, a.vocab), a.dtype)
+        rows = measure(folder, a.rounds)
     for row in rows:
         print(f"{row['what']:8}{row['seconds']:8.2f} s{row['MB/s']:8.0f} MB/s")
     write_figures(a, {"rows": rows})
+
+
+def llama(width: int, layers: int, vocab: int) -> dict:
+    """config.json of a Llama with four query heads per key-value head and an untied head."""
+    return {
+        "model_type": "llama",
+        "vocab_size": vocab,
+        "hidden_size": width,
+        "intermediate_size": 4 * width,
+        "num_hidden_layers": layers,
+        "num_attention_heads": max(width // HEAD_SIZE, 1),
+        "num_key_value_heads": max(width // HEAD_SIZE // 4, 1),
+        "max_position_embeddings": 2048,
+    }
+
+
+def write_random(folder: Path, config: dict, dtype: str, shard_bytes: int = 5 * 10**9) -> None:
+    """Writes a folder of random weights; each tensor's seed is its name."""
+    import jax
+
+    from xfresearch.interop import folder as folders
+    from xfresearch.interop.config import read_model
+    from xfresearch.interop.families import get_family
+    from xfresearch.interop.mapping import mappings
+    from xfresearch.interop.tensor_files import PendingTensor
+    from xfresearch.models import transformer
+    from xfresearch.runtime.trees import path_name
+
+    family = get_family(config["model_type"])
+    model = read_model(family, config)
+    shapes = {
+        path_name(path): leaf.shape for path, leaf in jax.tree_util.tree_leaves_with_path(transformer.abstract(model))
+    }
+
+    def pending(mapping):
+        def make():
+            random = np.random.default_rng(zlib.crc32(mapping.name.encode()))
+            return (random.standard_normal(mapping.shape, np.float32) * np.float32(0.02)).astype(dtype)
+
+        return PendingTensor(mapping.name, mapping.shape, dtype, make)
+
+    folder.mkdir(parents=True)
+    folders.write_tensors(folder, map(pending, mappings(family, model, shapes)), shard_bytes)
+    (folder / "config.json").write_text(json.dumps(config | {"torch_dtype": dtype}, indent=2) + "\n")
+
+
+def measure(folder: Path, rounds: int) -> list[dict]:
+    """Times import and its two lower bounds in turn: seconds of the fastest round, MB/s of the folder's tensors.
+
+    The lower bounds are reading the tensors' bytes, and filling new memory with as many float32 values.
+    """
+    import jax
+
+    from xfresearch.interop import importing
+    from xfresearch.interop.folder import stored_tensors
+
+    stored = stored_tensors(folder).values()
+    size = sum(tensor.bytes for tensor in stored)
+    functions = {
+        "import": lambda: jax.block_until_ready(importing.load(folder).params),
+        "read": lambda: [tensor.read().shape for tensor in stored],
+        "fill": lambda: [np.full(tensor.shape, 1, np.float32).shape for tensor in stored],
+    }
+    times: dict[str, list[float]] = {name: [] for name in functions}
+    for _ in range(rounds):
+        for name, function in functions.items():
+            times[name].append(_seconds(function))
+    return [{"what": name, "seconds": min(each), "MB/s": size / min(each) / 1e6} for name, each in times.items()]
+
+
+def _seconds(function: Callable[[], object]) -> float:
+    begin = time.perf_counter()
+    function()
+    return time.perf_counter() - begin

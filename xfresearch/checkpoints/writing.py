@@ -1,5 +1,8 @@
-"""Orbax's checkpoint manager with four changes: it never asks JAX about preemption, it syncs a checkpoint before it
-renames it, it deletes none that is being read, and it prints nothing about arrays that it abandons."""
+"""Orbax's checkpoint manager with four changes.
+
+It leaves notices of preemption to the training loop. It writes a checkpoint to the disk before it gives the directory its
+name. It deletes no checkpoint that a reader has locked. It prints no errors of arrays whose writing was given up.
+"""
 
 import asyncio
 import errno
@@ -41,11 +44,11 @@ def _manager_class():
             self._checkpoint_deleter = Pruner(self._checkpoint_deleter, directory)  # Orbax has no public hook
 
         def reached_preemption(self, step: int) -> bool:
-            """Always False, and never asks JAX.
+            """False, without a question to JAX.
 
-            JAX stops all processes at the highest number that any of them has asked about. The training loop asks about
-            0, 1, 2, ...; Orbax would ask about `step`, which is higher in a resumed run, and the loop would miss the
-            notice.
+            The training loop asks JAX about the numbers 0, 1, 2, ..., and JAX stops all processes at the highest number that
+            one of them has asked about. Orbax would ask about `step`. In a resumed run this is a higher number than the
+            loop's, so the loop would go on long after the notice.
             """
             return False
 
@@ -56,8 +59,8 @@ def _manager_class():
 def _synced_path_class():
     class Synced(orbax().path.atomicity.AtomicRenameTemporaryPath):
         async def finalize(self) -> None:
-            """Renames the directory when its files are on the disk. Otherwise, after a crash of the machine, a checkpoint
-            with empty files could be there, and the one before it removed."""
+            """Renames the directory when its files are on the disk. If it did so earlier, a crash of the machine could leave
+            a checkpoint of empty files, after the one before it was removed."""
             await asyncio.to_thread(_sync_tree, self.get())
             _require_manifest(Path(self.get()))
             await super().finalize()  # writes a few files itself

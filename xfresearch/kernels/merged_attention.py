@@ -1,15 +1,18 @@
-"""Attention over several sets of keys, each with its own kernel, under one softmax.
+"""Attention over several sets of keys under one softmax: each set has a kernel, and the results are merged.
 
-    lse = log sum_i exp(lse_i)        o = sum_i exp(lse_i - lse) o_i        (Liu et al. 2023, Ring Attention, sec. 3)
+A kernel computes attention to its set alone: the output o_i, and lse_i, the logarithm of the sum of exp(logits). The
+output over all sets is (Liu et al. 2023, Ring Attention, sec. 3)
 
-Libraries return a part's lse without a gradient, so that automatic differentiation of these two equations gives right
-outputs and wrong gradients. The backward pass here is explicit. With p = exp(logits - lse) and d = sum(do * o), both of
-the whole,
+    lse = log sum_i exp(lse_i)        o = sum_i exp(lse_i - lse) o_i
 
-    dlogits = p (do v^T - d)      dq = dlogits k      dk = dlogits^T q      dv = p^T do
+Automatic differentiation of these two equations would be wrong, because libraries return lse_i without a gradient. So the
+backward pass is written here. A set has the gradients
 
-so each kernel's backward pass, given the merged o and lse in place of the part's, returns its part of dq and the full
-gradients of its keys and values.
+    p = exp(logits - lse)      d = sum(do * o)      dlogits = p (do v^T - d)
+    dq = dlogits k             dk = dlogits^T q     dv = p^T do
+
+These are what the kernel's own backward pass computes if it is given the o and lse of all sets in place of its own. The
+gradient of the queries is the sum of the dq of all sets.
 """
 
 from collections.abc import Callable

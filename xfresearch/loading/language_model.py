@@ -39,7 +39,7 @@ from xfresearch.models.inputs import (
     shared,
     tap_shapes,
 )
-from xfresearch.models.memory import memory
+from xfresearch.models.memories import memory
 from xfresearch.models.model_config import LIMITS, ModelConfig, check_length, longest_sequence
 from xfresearch.models.sampling import DEFAULT, Sampling
 from xfresearch.models.stack import ends_with
@@ -208,7 +208,7 @@ class LanguageModel:
 
     def memory(self, layer: int, sublayer: str = "") -> Memory:
         """`.keys`, `.values` (and `.multipliers`) of a feed-forward layer, its experts, or attention's persistent slots
-        (see models/memory.py for the shapes). The tap 'blocks.<layer>.<sublayer>.coefficients' has the coefficients."""
+        (see models/memories.py for the shapes). The tap 'blocks.<layer>.<sublayer>.coefficients' has the coefficients."""
         return memory(self.config, self.params, layer, sublayer)
 
     def tap_names(self) -> list[str]:

@@ -121,10 +121,10 @@ def stack(trees: list):
 
 
 def unstack(tree, count: int) -> list:
-    """Splits a tree of `count` layers into a list of trees.
+    """A list of `count` trees, one for each layer, from a tree whose arrays have the dimension N in front.
 
-    The backward pass stacks the cotangents once. The backward pass of plain slices would add `count` padded copies of
-    the whole array.
+    The gradient of each array is made by stacking the gradients of its layers, once. Without the rule below JAX would make,
+    for each layer, an array of all layers that is 0 but in this one, and would add them up.
     """
     leaves, structure = jax.tree.flatten(tree)
     pieces = [_unstack(leaf, count) for leaf in leaves]

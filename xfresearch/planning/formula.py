@@ -29,7 +29,7 @@ from xfresearch.models import layers, transformer
 from xfresearch.models.counting import count_flops, count_jaxpr
 from xfresearch.models.kinds import kind_of
 from xfresearch.models.layouts import LAYOUTS
-from xfresearch.planning import liveness, memory, program
+from xfresearch.planning import device_memory, liveness, program
 from xfresearch.planning.collectives import Collective
 from xfresearch.planning.work import Work
 from xfresearch.run.config import Config
@@ -86,8 +86,8 @@ class _Shares:
         """Activations that the forward pass of a microbatch saves: (operation, shape, bytes per device)."""
         rows = self.config.batch_size // self.config.training.accumulate
         jaxpr = _trace_of_one_sequence(_canonical(self.config, remat))
-        found = memory.kept_in_trace(jaxpr, layers.most_repeats(self.config.model), self.sizes)
-        times = [1 if name == memory.WEIGHTS else rows for name, _, _ in found]
+        found = device_memory.kept_in_trace(jaxpr, layers.most_repeats(self.config.model), self.sizes)
+        times = [1 if name == device_memory.WEIGHTS else rows for name, _, _ in found]
         return [
             (name, f"{count} x {shape}", count * size)
             for count, (name, shape, size) in zip(times, found, strict=True)
@@ -187,7 +187,7 @@ def _weights(config: Config, sizes: dict, params) -> list[_Weight]:
             spec = [(name,) if isinstance(name, str) else name or () for name in leaf.sharding.spec]
             axes = {axis for names in spec for axis in names if sizes[axis] > 1}
             whole = leaf.size * width / np.prod([sizes[axis] for axis in axes - {"fsdp"}], initial=1)
-            found.append(_Weight(float(whole), memory.shard_bytes(leaf), axes, trained))
+            found.append(_Weight(float(whole), device_memory.shard_bytes(leaf), axes, trained))
     return found
 
 
@@ -259,7 +259,7 @@ def _works(config: Config, sizes: dict, state, weights: list, flops: tuple, kept
     moved = microbatches * sum(w.gathered * (2 + w.trained + recompute) for w in weights)
     moved += 2 * microbatches * (_sum(everything) * (1 + recompute) + (_sum(kept) if recompute else 0))
     trained = sum(w.shard for w in weights if w.trained)
-    update = 2 * (memory.state_bytes(state)["optimiser"] + trained) + 2 * trained
+    update = 2 * (device_memory.state_bytes(state)["optimiser"] + trained) + 2 * trained
     shards = sizes["fsdp"] * sizes["expert"] * sizes["tensor"]  # replicas all compute the same update
     return [
         Work("passes", "forward and backward", 1, flops[0] / devices, moved),
@@ -270,7 +270,7 @@ def _works(config: Config, sizes: dict, state, weights: list, flops: tuple, kept
 def _alone(state, kept: list, shares: _Shares) -> dict[str, float]:
     """Bytes on one device. Gradients are part of `temporary`: they take the place of activations."""
     held = shares.held()
-    return memory.state_bytes(state) | {"activations": min(_sum(kept), held), "temporary": max(held - _sum(kept), 0)}
+    return device_memory.state_bytes(state) | {"activations": min(_sum(kept), held), "temporary": max(held - _sum(kept), 0)}
 
 
 def _memory(config: Config, sizes: dict, state, weights: list, kept: list, everything: list) -> dict[str, float]:
@@ -279,7 +279,7 @@ def _memory(config: Config, sizes: dict, state, weights: list, kept: list, every
     logits = 3 * 4 * rows * config.model.vocab_size / sizes["tensor"]
     table = config.model.vocab_size * config.model.width * 4 / sizes["tensor"]
     one = _sum(everything) / repeats if config.training.remat != "none" else 0
-    return memory.state_bytes(state) | {
+    return device_memory.state_bytes(state) | {
         "gradients": sum(w.shard for w in weights if w.trained),
         "activations": _sum(kept),
         "temporary": 2 * sum(w.gathered for w in weights) / repeats + table + logits + one,

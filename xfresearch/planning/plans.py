@@ -5,7 +5,7 @@ from math import prod
 
 from xfresearch.models import layers
 from xfresearch.models.model_config import mixtures
-from xfresearch.planning import memory, program
+from xfresearch.planning import device_memory, program
 from xfresearch.planning.chips import CHIPS
 from xfresearch.planning.collectives import collectives
 from xfresearch.planning.links import locations
@@ -96,8 +96,8 @@ def describe(topology: Topology, dtype: str) -> dict:
 
 
 def _memory(config: Config, topology: Topology, mesh: dict, state, compiled: program.Compiled) -> dict:
-    parts = memory.state_bytes(state)
-    kept = memory.kept_activations(compiled.program)
+    parts = device_memory.state_bytes(state)
+    kept = device_memory.kept_activations(compiled.program)
     activations = min(sum(size for _, _, size in kept), compiled.temporary)
     parts["batch and padding"] = max(compiled.arguments - sum(parts.values()), 0)
     parts |= {"activations": activations, "temporary": compiled.temporary - activations + compiled.outputs}
@@ -108,14 +108,14 @@ def _memory(config: Config, topology: Topology, mesh: dict, state, compiled: pro
     found = {"fits": topology.tpu or total <= available, "total": total, "available": available, "parts": parts}
     if found["fits"]:
         return found
-    largest = {"kept for the backward pass": kept[:LARGEST], "state": memory.largest_of_state(state, LARGEST)}
+    largest = {"kept for the backward pass": kept[:LARGEST], "state": device_memory.largest_of_state(state, LARGEST)}
     return found | {"largest": largest, "advice": advice(config, mesh, parts, available)}
 
 
 def _memory_of_failed(config: Config, mesh: dict, state, traced, failed: program.OutOfMemory) -> dict:
-    parts = memory.state_bytes(state)
+    parts = device_memory.state_bytes(state)
     repeats = layers.most_repeats(config.model)
-    kept = memory.kept_in_trace(traced.jaxpr.jaxpr, repeats, mesh)
+    kept = device_memory.kept_in_trace(traced.jaxpr.jaxpr, repeats, mesh)
     return {
         "fits": False,
         "total": failed.needed,
@@ -124,7 +124,7 @@ def _memory_of_failed(config: Config, mesh: dict, state, traced, failed: program
         "largest": {
             "allocations, the compiler says": failed.largest[:LARGEST],
             "kept for the backward pass": kept[:LARGEST],
-            "state": memory.largest_of_state(state, LARGEST),
+            "state": device_memory.largest_of_state(state, LARGEST),
         },
         "advice": advice(config, mesh, parts, failed.available),
     }
@@ -255,7 +255,7 @@ def _memory_by_formula(config: Config, mesh: dict, found, topology: Topology) ->
         return result
     largest = {
         "kept for the backward pass": found.kept[:LARGEST],
-        "state": memory.largest_of_state(found.state, LARGEST),
+        "state": device_memory.largest_of_state(found.state, LARGEST),
     }
     return result | {"largest": largest, "advice": advice(config, mesh, found.memory, available)}
 
@@ -279,11 +279,12 @@ def check(config: Config) -> dict:
     device = AbstractDevice(CHIPS["v5p"].kind, num_cores=None, platform="tpu")
     state, traced = program.trace(config, abstract_mesh(sizes, device))
     traced.lower(lowering_platforms=("tpu",))
-    kept = memory.kept_in_trace(traced.jaxpr.jaxpr, layers.most_repeats(config.model), sizes)
-    parts = memory.state_bytes(state)
+    kept = device_memory.kept_in_trace(traced.jaxpr.jaxpr, layers.most_repeats(config.model), sizes)
+    parts = device_memory.state_bytes(state)
     if kept:  # empty with unrolled layers, which have no scan to read the activations from
         parts["kept for the backward pass"] = sum(size for _, _, size in kept)
-    return header(config, None, sizes, "checked") | {"parts": parts, "largest": memory.largest_of_state(state, LARGEST)}
+    largest = device_memory.largest_of_state(state, LARGEST)
+    return header(config, None, sizes, "checked") | {"parts": parts, "largest": largest}
 
 
 def make_plan(config: Config, topology: Topology, tokens: float, text_file: str = "") -> dict:

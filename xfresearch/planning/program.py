@@ -4,7 +4,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from xfresearch.planning import hlo, memory
+from xfresearch.planning import device_memory, hlo
 from xfresearch.run.config import Config
 from xfresearch.run.resolving import with_vocabulary
 from xfresearch.runtime.errors import require
@@ -65,7 +65,7 @@ def compile_step(traced, text_file: str = "", options: Mapping | None = None) ->
     try:
         compiled = traced.lower().compile(options)
     except jax.errors.JaxRuntimeError as error:
-        sizes = memory.parse_out_of_memory(str(error))
+        sizes = device_memory.parse_out_of_memory(str(error))
         if sizes is None:
             raise
         return OutOfMemory(*sizes, time.perf_counter() - began)

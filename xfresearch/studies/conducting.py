@@ -232,7 +232,7 @@ def write_report(study: Study, store: Store, solved: Mapping[Cell, Matched], fou
     unigram = {size: deciding(study, {"evaluation": of_frequencies(config)}) for size, config in baselines.items()}
     folder = store.folder
     seconds_of_updates = read_seconds(study, folder, {cell: each.config for cell, each in solved.items()})
-    outcome_found = outcome.found(study, solved, found, unigram, seconds_of_updates)
+    outcome_found = outcome.outcome_of(study, solved, found, unigram, seconds_of_updates)
     outcome_found["made"]["report"] = [f"{outcome.short_commit(git_commit())}, {time.strftime('%Y-%m-%d')}"]
     outcome_found["made"]["timed_on"] = _times(folder).get("machine", "") if seconds_of_updates else ""
     write_json(folder / RESULTS, outcome_found)

@@ -21,17 +21,19 @@ from xfresearch.studies.statistics import Difference
 MEASURED = {"updates": ("step",), "held-out metrics": ("evaluation", "metric"), "probes": ("probes",)}
 
 
-def found(
+def outcome_of(
     study: Study,
     matched: Mapping[Cell, Matched],
     results: Mapping[Trial, dict],
     unigram: Mapping[str, float] | None = None,
     seconds_of_updates: Mapping[Cell, float] | None = None,
 ) -> dict:
-    """The outcome of a study whose runs have all ended. unigram: {size: metric of a model that knows how frequent each token
-    or label is}; an arm that does not beat it has learnt nothing. seconds_of_updates: of each cell, timed in turns with the
-    baseline's, so that an arm's seconds do not depend on what else the machine did; without them there are none. Raises
-    UserError if a run is missing, or if runs of a size read different data."""
+    """The outcome of a study whose runs have all ended.
+
+    `unigram` is {size: the metric of a model that knows the frequencies of tokens or labels, and nothing else}; an arm that is
+    not better has learnt nothing. `seconds_of_updates` is the time of an update of each cell. It is measured in turns with the
+    baseline's, so a busy machine slows both; without it the outcome has no seconds. Raises UserError if a run is missing, or
+    if runs of a size have read different data."""
     require_same_data(results)
     values = {trial: deciding(study, result) for trial, result in results.items()}
     arms = {cell: _arm(study, cell, matched[cell], values, results) for cell in cells(study)}

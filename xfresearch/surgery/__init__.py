@@ -12,9 +12,9 @@ from typing import Any, Protocol
 from xfresearch.loading.language_model import LanguageModel
 from xfresearch.surgery.certificate import Certificate
 from xfresearch.surgery.conversion import Conversion
+from xfresearch.surgery.converting import convert
 from xfresearch.surgery.refused import Refused
 from xfresearch.surgery.registry import CONVERSIONS, chain
-from xfresearch.surgery.running import convert
 
 __all__ = [
     "CONVERSIONS",

@@ -22,7 +22,7 @@ from dataclasses import replace
 import numpy as np
 import scipy.linalg
 
-from xfresearch.models.mixers.memory import slot_heads, softmax_slots
+from xfresearch.models.mixers.memory_slots import slot_heads, softmax_slots
 from xfresearch.models.mixers.softmax.config import SoftmaxConfig
 from xfresearch.models.sublayer import SublayerConfig
 from xfresearch.surgery.biases import add_bias

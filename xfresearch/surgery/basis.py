@@ -2,18 +2,17 @@
 
     x' = x Q + b        x W + c = x' (Q^-1 W) + (c - b Q^-1 W)
 
-What writes x is multiplied by Q: W_down of the layer before, or the tables of the embedding. What reads x is multiplied
-by Q^-1. With Q = W_Q and b = b_Q the query is x' itself, and W_Q disappears; the same with W_K or W_V. `drop_query`,
-`drop_key` and `drop_value` each choose one of them. Only what leaves the layer is compared: queries, keys and values do
-not change, so RoPE, norms of queries and keys, slots and sinks stay as they are.
+The matrix that writes x is multiplied by Q: W_down of the layer before, or the tables of the embedding. The matrices that
+read x are multiplied by Q^-1. With Q = W_Q and b = b_Q the query is x' itself, so the layer needs no W_Q. The same works
+with W_K or W_V: `drop_query`, `drop_key` and `drop_value` each choose one. Queries, keys and values keep their values, so
+RoPE, norms of queries and keys, slots and sinks stay as they are.
 
-This is a change of one layer's input only. With a skip, x is also a part of the output and of all later inputs:
+Each of these stands in the way:
 
-    x + f(x)  ->  x Q + f(x)
-
-so all layers would need the same Q. A norm between x and the matrices has another length for x Q: norm(x Q) is not
-norm(x) Q. Sinusoidal positions are no table that Q could multiply. The embedding has no bias for b: as a shift of the table
-it would not be a change of basis, and a factor of the embedding would act on b too. So b must be 0 in layer 0.
+    a skip                  x + f(x) becomes x Q + f(x): all layers would need the same Q
+    a norm of x             norm(x Q) is not norm(x) Q
+    sinusoidal positions    they are added to x, and no parameter holds them
+    b in layer 0            the embedding has no bias, so b must be 0 there
 """
 
 from dataclasses import replace

@@ -18,7 +18,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from xfresearch.models.mixers.memory import slot_heads, softmax_slots
+from xfresearch.models.mixers.memory_slots import slot_heads, softmax_slots
 from xfresearch.models.mixers.softmax.config import SoftmaxConfig
 from xfresearch.surgery.conversion import Conversion, Option
 from xfresearch.surgery.network import Network, Params

@@ -26,7 +26,7 @@ import numpy as np
 
 from xfresearch.models.block_config import BlockConfig
 from xfresearch.models.layouts import LAYOUTS
-from xfresearch.models.mixers.memory import softmax_slots
+from xfresearch.models.mixers.memory_slots import softmax_slots
 from xfresearch.models.mixers.softmax.config import SoftmaxConfig
 from xfresearch.models.norms import WITH_ALPHA, NormSpec
 from xfresearch.surgery.biases import add_bias, check_places, with_all_biases, with_biases

@@ -25,7 +25,7 @@ from xfresearch.models.block_config import BlockConfig
 from xfresearch.models.connections.connection import ONE
 from xfresearch.models.layouts import LAYOUTS, Branch
 from xfresearch.models.linear_terms import LinearTerm
-from xfresearch.models.mixers.memory import wide_slots
+from xfresearch.models.mixers.memory_slots import wide_slots
 from xfresearch.surgery.biases import add_bias, check_places, with_all_biases, with_biases
 from xfresearch.surgery.conversion import Conversion
 from xfresearch.surgery.network import Network, Params, in_layout, inside, put

@@ -25,7 +25,7 @@ from dataclasses import replace
 import numpy as np
 
 from xfresearch.models.mixers.differential import DifferentialConfig
-from xfresearch.models.mixers.memory import softmax_slots
+from xfresearch.models.mixers.memory_slots import softmax_slots
 from xfresearch.models.mixers.slots import SlotsConfig
 from xfresearch.models.mixers.softmax.config import SoftmaxConfig
 from xfresearch.surgery.conversion import Conversion, Option

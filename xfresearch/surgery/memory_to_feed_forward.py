@@ -19,7 +19,7 @@ import numpy as np
 
 from xfresearch.models.block_config import BlockConfig, NormSite
 from xfresearch.models.feed_forwards.dense import DenseConfig
-from xfresearch.models.mixers.memory import wide_slots
+from xfresearch.models.mixers.memory_slots import wide_slots
 from xfresearch.models.mixers.slots import SlotsConfig
 from xfresearch.models.mixers.softmax.config import SoftmaxConfig
 from xfresearch.surgery.conversion import Conversion

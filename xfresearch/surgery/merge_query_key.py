@@ -21,7 +21,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from xfresearch.models.mixers.memory import slot_heads, softmax_slots
+from xfresearch.models.mixers.memory_slots import slot_heads, softmax_slots
 from xfresearch.models.mixers.softmax.config import SoftmaxConfig
 from xfresearch.models.mixers.softmax.projections import logit_scale
 from xfresearch.models.sublayer import SublayerConfig

@@ -6,6 +6,7 @@ from xfresearch.runtime.errors import UserError, nearest
 from xfresearch.surgery.absorb_value_output import ABSORB_VALUE_OUTPUT
 from xfresearch.surgery.centre import CENTRE
 from xfresearch.surgery.conversion import Conversion
+from xfresearch.surgery.converting import Step
 from xfresearch.surgery.drop import DROP_KEY, DROP_OUTPUT, DROP_QUERY, DROP_VALUE
 from xfresearch.surgery.factor_query_key import FACTOR_QUERY_KEY
 from xfresearch.surgery.feed_forward_to_memory import FEED_FORWARD_TO_MEMORY
@@ -14,7 +15,6 @@ from xfresearch.surgery.fuse_output import FUSE_OUTPUT
 from xfresearch.surgery.groups import EXPAND_GROUPS, POOL_GROUPS
 from xfresearch.surgery.memory_to_feed_forward import MEMORY_TO_FEED_FORWARD
 from xfresearch.surgery.merge_query_key import MERGE_QUERY_KEY
-from xfresearch.surgery.running import Step
 from xfresearch.surgery.sink_to_slot import SINK_TO_SLOT
 from xfresearch.surgery.slot_to_sink import SLOT_TO_SINK
 from xfresearch.surgery.stack import STACK, UNSTACK

@@ -23,7 +23,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from xfresearch.models.mixers.memory import slot_heads, softmax_slots
+from xfresearch.models.mixers.memory_slots import slot_heads, softmax_slots
 from xfresearch.models.mixers.softmax.config import SoftmaxConfig, rotary_size
 from xfresearch.models.mixers.softmax.projections import head_sizes, logit_scale
 from xfresearch.surgery.conversion import Conversion

@@ -17,7 +17,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from xfresearch.models.mixers.memory import softmax_slots
+from xfresearch.models.mixers.memory_slots import softmax_slots
 from xfresearch.models.mixers.softmax.config import SoftmaxConfig, rotary_size
 from xfresearch.models.mixers.softmax.projections import logit_scale
 from xfresearch.surgery.conversion import Conversion

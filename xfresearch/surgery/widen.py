@@ -21,7 +21,7 @@ import numpy as np
 
 from xfresearch.models.feed_forwards.activations import ACTIVATIONS
 from xfresearch.models.feed_forwards.dense import HiddenOptions
-from xfresearch.models.mixers.memory import softmax_slots
+from xfresearch.models.mixers.memory_slots import softmax_slots
 from xfresearch.models.mixers.slots import SlotsConfig
 from xfresearch.models.mixers.softmax.config import SoftmaxConfig
 from xfresearch.models.sublayer import SublayerConfig

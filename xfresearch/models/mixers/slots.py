@@ -7,7 +7,7 @@ The first is the memory of All-attention (Sukhbaatar et al. 2019) without the co
 feed-forward layer, with c if bias = ('output',). Both are controls for the question whether the feed-forward layer is a
 memory.
 
-Parameters: D H K + H V D and their biases, and those of the slots (memory.py). FLOPs per token: 2 per weight of the
+Parameters: D H K + H V D and their biases, and those of the slots (memory_slots.py). FLOPs per token: 2 per weight of the
 matrices, plus those of the slots. Cache: none.
 """
 
@@ -23,7 +23,7 @@ from xfresearch.kernels.softcap import softcapped
 from xfresearch.models.context import Aux, Context
 from xfresearch.models.costs import Costs, weights
 from xfresearch.models.linear import Bias, Linear, Shape
-from xfresearch.models.mixers.memory import HeadSlots, WideSlots, slot_values, wide_slots
+from xfresearch.models.mixers.memory_slots import HeadSlots, WideSlots, slot_values, wide_slots
 from xfresearch.models.mixers.softmax.config import in_order, with_sizes
 from xfresearch.models.mixers.softmax.options import MemoryActivation
 from xfresearch.models.mixers.softmax.projections import heads_of

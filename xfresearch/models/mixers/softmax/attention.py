@@ -9,7 +9,7 @@ four steps:
     output     y = (o * sigmoid(x W_g)) W_O, the gate only with `output_gate` (Qiu et al. 2025, eq. 5)
 
 cap(x) is x, or softcap tanh(x / softcap); biases (logit_bias.py) are not capped. Mk and Mv are the keys and values of M
-slots (mixers/memory.py). They have no position, so their logits use the query before its rotation. With an elementwise
+slots (mixers/memory_slots.py). They have no position, so their logits use the query before its rotation. With an elementwise
 memory_activation the slots are not in the softmax, and f(x k^T + b) v is added to y. Shaped attention replaces the
 weights A by aI + bA - cC. A sink adds e^b to the denominator of the softmax, with b = 0 (off-by-one softmax) or trained
 (gpt-oss, 2025). It is computed as a slot whose key and value are zeros, with b added to its logit. `clip` limits
@@ -34,7 +34,7 @@ from xfresearch.models.context import Aux, Context
 from xfresearch.models.costs import Costs, weights
 from xfresearch.models.linear import Linear, Shape
 from xfresearch.models.mixers import key_values
-from xfresearch.models.mixers.memory import HeadSlots, WideSlots, slot_heads, softmax_slots, wide_slots
+from xfresearch.models.mixers.memory_slots import HeadSlots, WideSlots, slot_heads, softmax_slots, wide_slots
 from xfresearch.models.mixers.softmax.config import SoftmaxConfig
 from xfresearch.models.mixers.softmax.logit_bias import AdaptiveSpan, logit_bias, relative_flops, shared_tables
 from xfresearch.models.mixers.softmax.options import (

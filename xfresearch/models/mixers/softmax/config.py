@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 
 from xfresearch.config.fields import changed, option
-from xfresearch.models.mixers.memory import slot_values, wide_slots
+from xfresearch.models.mixers.memory_slots import slot_values, wide_slots
 from xfresearch.models.mixers.softmax.options import (
     PROJECTIONS,
     AttendOptions,

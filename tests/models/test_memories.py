@@ -9,7 +9,7 @@ from tests.contracts.variants import VARIANTS, change, in_float64, model, random
 from tests.reference import feed_forward as reference
 from tests.tolerances import TOLERANCE, relative_error
 from xfresearch.models.feed_forwards.activations import ACTIVATIONS
-from xfresearch.models.memory import memory
+from xfresearch.models.memories import memory
 from xfresearch.runtime.errors import UserError
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from tests.contracts.variants import ROOT
 from tests.daily import daily
-from xfresearch.planning import accounting, formula, liveness, memory, program
+from xfresearch.planning import accounting, device_memory, formula, liveness, program
 from xfresearch.run.files import parse
 
 ALONE = {"data": 1, "fsdp": 1, "expert": 1, "tensor": 1, "context": 1}
@@ -53,7 +53,7 @@ def test_weights_of_layers_in_bfloat16_are_kept_once_whatever_the_batch():
         name = f"{ROOT}/configs/llama.py:tiny"
         config = program.prepare(parse(["--config", name, *overrides, f"--config.batch_size={batch}"]))
         rows = formula.estimate_step(config, ALONE).kept
-        weights = sum(size for name, _, size in rows if name == memory.WEIGHTS)
+        weights = sum(size for name, _, size in rows if name == device_memory.WEIGHTS)
         kept[batch] = weights, sum(size for _, _, size in rows) - weights
     kernels = 2 * (4 * 32 * 32 + 3 * 32 * config.model.blocks["main"].feed_forward.hidden)  # of two layers
     assert kept[8][0] == kept[16][0] == 2 * kernels and kept[16][1] == 2 * kept[8][1]

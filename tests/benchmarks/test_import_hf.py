@@ -6,13 +6,15 @@ import numpy as np
 import pytest
 
 from xfresearch import bench
-from xfresearch.interop import importing, speed
+from xfresearch.benchmarks import import_hf
+from xfresearch.interop import importing
 from xfresearch.interop.folder import stored_tensors
 
 
 def test_random_folders_are_reproducible_models(tmp_path):
     for name in ("a", "b"):
-        speed.write_random(tmp_path / name, speed.llama(width=128, layers=2, vocab=64), "bfloat16", shard_bytes=200_000)
+        config = import_hf.llama(width=128, layers=2, vocab=64)
+        import_hf.write_random(tmp_path / name, config, "bfloat16", shard_bytes=200_000)
     a, b = (importing.load(tmp_path / name) for name in ("a", "b"))
     table = a.params["embed"]["table"]
     np.testing.assert_array_equal(table, b.params["embed"]["table"])
@@ -26,7 +28,7 @@ def test_rates_are_relative_to_the_bytes_of_the_folder(tmp_path, capsys):
     bench.main(["import_hf", *sizes, "--json", str(tmp_path / "figures.json")])
     rows = json.loads((tmp_path / "figures.json").read_text())["rows"]
     assert [row["what"] for row in rows] == ["import", "read", "fill"]
-    speed.write_random(tmp_path / "same", speed.llama(128, 1, 64), "float32")
+    import_hf.write_random(tmp_path / "same", import_hf.llama(128, 1, 64), "float32")
     size = sum(tensor.bytes for tensor in stored_tensors(tmp_path / "same").values())
     for row in rows:
         assert row["seconds"] * row["MB/s"] == pytest.approx(size / 1e6)
