@@ -24,7 +24,7 @@ ROW = re.compile(r"^\| \[([^\]]+)\]\(([^)]+\.md)\)", re.M)
 # Page: title, page of docs/ that shows its use, and what it documents; None for the names of the package itself.
 REFERENCE = {
     "xfresearch": ("import xfresearch as xf", "inside", None),
-    "surgery": ("Surgery", "surgery", ("surgery.running.convert", "surgery.registry.chain", "surgery.refused")),
+    "surgery": ("Surgery", "surgery", ("surgery.converting.convert", "surgery.registry.chain", "surgery.refused")),
     "analysis": ("Analyses", "anatomy", ("analysis",)),
     "editing": ("Editing", "editing", ("editing",)),
     "studies": ("Studies", "studies", ("studies", "studies.report", "studies.statistics")),

@@ -55,7 +55,7 @@ ASKS, INTERRUPTED = at("stop = stopping.reached()")[0], at("raise Interrupted")[
 POINTS = [
     at("self.bytes_per_token ="),  # the first line after which SIGTERM is a notice to all processes
     at("self.checkpoints = store.Checkpoints"),
-    at("return alone_at_first(self.program.compiled_update)"),
+    at("step_function = alone_at_first("),
     at("stopping = PreemptionNotice()"),
     at("if multihost_utils.reached_preemption_sync_point("),
     at("metrics = run.update(", 2),

@@ -30,10 +30,10 @@ def outcome_of(
 ) -> dict:
     """The outcome of a study whose runs have all ended.
 
-    `unigram` is {size: the metric of a model that knows the frequencies of tokens or labels, and nothing else}; an arm that is
-    not better has learnt nothing. `seconds_of_updates` is the time of an update of each cell. It is measured in turns with the
-    baseline's, so a busy machine slows both; without it the outcome has no seconds. Raises UserError if a run is missing, or
-    if runs of a size have read different data."""
+    `unigram` is {size: the metric of a model that knows the frequencies of tokens or labels, and nothing else}; an arm
+    that is not better has learnt nothing. `seconds_of_updates` is the time of an update of each cell. It is measured in
+    turns with the baseline's, so a busy machine slows both; without it the outcome has no seconds. Raises UserError if a
+    run is missing, or if runs of a size have read different data."""
     require_same_data(results)
     values = {trial: deciding(study, result) for trial, result in results.items()}
     arms = {cell: _arm(study, cell, matched[cell], values, results) for cell in cells(study)}
