@@ -71,7 +71,6 @@ ENDS += [(RESTORED, 1)]
 # Before one process handles signals, and after that. The signal ends the process.
 OUTSIDE = [at("step_function = alone_at_first("), (HANDLED, 1), at("run.checkpoints.close()")]
 OUTSIDE += [at("return run.result(stopped_by")]
-OUTSIDE = [at("step_function = alone_at_first("), (HANDLED, 1), at("run.checkpoints.close()"), at("return run.result(done")]
 NO_SIGNAL, NEVER = [], [0, 0]  # with NEVER, the lines of the run are recorded
 
 
