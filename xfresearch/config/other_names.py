@@ -24,6 +24,7 @@ OTHER_NAMES = {
         "checkpoint.every": "save_every save_interval save_steps",
         "evaluation.every": "eval_every eval_interval eval_steps",
         "log.every": "log_every log_interval logging_steps",
+        "log.tracker": "logger report_to tensorboard wandb mlflow",
         "model.dtype": "precision",
         "model.depth": "layers n_layer n_layers num_hidden_layers num_layers",
         "model.width": "d_model dim emb_dim embed_dim hidden_size n_embd",
