@@ -28,7 +28,7 @@ commit() {
 tree() {
   local name changes
   name=$(git rev-parse --verify --quiet --short=12 HEAD) || fail "the checkout has no commit, which names the image: give --image a tag"
-  changes=$({ git diff HEAD && git ls-files -z --others --exclude-standard | xargs -0 -r cat; } | sha256sum)
+  changes=$({ git diff HEAD && git ls-files -z --others --exclude-standard | xargs -0 -r cat 2>/dev/null; } | sha256sum)
   [[ -z $(git status --porcelain) ]] || name+=-${changes:0:8}
   printf '%s\n' "$name"
 }

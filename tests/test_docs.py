@@ -44,6 +44,8 @@ def checkout(tmp_path_factory):
         (here / name).symlink_to(ROOT / name)
     (here / ".gitignore").write_text((ROOT / ".gitignore").read_text())  # git follows no link to it
     subprocess.run(["git", "init", "--quiet", str(here)], check=True)
+    author = ["-c", "user.name=a", "-c", "user.email=a@b"]  # the tag of an image is a commit
+    subprocess.run(["git", "-C", str(here), *author, "commit", "--quiet", "--allow-empty", "-m", "c"], check=True)
     stand_ins.install(here / "runs" / "stand-ins")
     return here
 
