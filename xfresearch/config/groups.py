@@ -65,12 +65,12 @@ def to_config_dict(value, key: str = "config", chosen: Choice | None = None):
         return Options({name: to_config_dict(item, f"{key}.{name}", chosen) for name, item in value.items()})
     if not dataclasses.is_dataclass(value):
         return value
-    found = {}
+    keys = {}
     for spec in dataclasses.fields(value):
         item = getattr(value, spec.name)
         inner = spec.metadata.get("choice")
-        found[spec.name] = _unset(value, spec) if item is None else to_config_dict(item, f"{key}.{spec.name}", inner)
-    return Group(found, chosen, key) if chosen else Options(found)
+        keys[spec.name] = _unset(value, spec) if item is None else to_config_dict(item, f"{key}.{spec.name}", inner)
+    return Group(keys, chosen, key) if chosen else Options(keys)
 
 
 def _replace_keys(group: ConfigDict, old: ConfigDict, new: ConfigDict, followed: ConfigDict | None) -> None:

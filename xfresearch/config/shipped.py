@@ -15,8 +15,8 @@ FOLDER = Path(__file__).parent.parent / "configs"
 def shipped() -> dict[str, Path]:
     """{name: file} of every config: of models, such as `gpt2`, then of studies, such as `studies/w_o`."""
     files = [*sorted(FOLDER.glob("*.py")), *sorted(FOLDER.glob("studies/*.py"))]
-    found = {file.relative_to(FOLDER).with_suffix("").as_posix(): file for file in files}
-    return {name: file for name, file in found.items() if "def get_config" in file.read_text(encoding="utf-8")}
+    named = {file.relative_to(FOLDER).with_suffix("").as_posix(): file for file in files}
+    return {name: file for name, file in named.items() if "def get_config" in file.read_text(encoding="utf-8")}
 
 
 def located(config: str) -> str:

@@ -53,27 +53,27 @@ def differences(a, b) -> dict[str, dict]:
     """{name: numbers, how many are different, norm of the difference relative to that of `a`, largest difference} of the
     arrays of two models that differ. Raises UserError for models with other arrays."""
     shapes = [
-        {jax.tree_util.keystr(path, simple=True, separator="."): leaf.shape for path, leaf in found}
-        for found in (jax.tree_util.tree_leaves_with_path(lm.params) for lm in (a, b))
+        {jax.tree_util.keystr(path, simple=True, separator="."): leaf.shape for path, leaf in leaves}
+        for leaves in (jax.tree_util.tree_leaves_with_path(lm.params) for lm in (a, b))
     ]
     if shapes[0] != shapes[1]:
         name = next(name for name in {**shapes[0], **shapes[1]} if shapes[0].get(name) != shapes[1].get(name))
         each = " and ".join(str(of.get(name, "missing")) for of in shapes)
         raise UserError(f"the models have other arrays: {name} is {each}")
-    found = {}
+    changes = {}
     for name, old, new in pairs(a.config, a.params, b.params):
         if old.tobytes() != new.tobytes():
             change = new.astype(np.float64) - old.astype(np.float64)
             relative = float(np.linalg.norm(change) / (np.linalg.norm(old.astype(np.float64)) or np.nan))
             largest = float(np.abs(change).max())
-            found[name] = dict(numbers=old.size, different=int((change != 0).sum()), relative=relative, largest=largest)
-    return found
+            changes[name] = dict(numbers=old.size, different=int((change != 0).sum()), relative=relative, largest=largest)
+    return changes
 
 
 def applied(model: ModelConfig, before: dict, after: dict, record: dict) -> Applied:
     """The edit that made the parameters `after` of `before`."""
-    found = {name: (old.tobytes(), new.tobytes()) for name, old, new in pairs(model, before, after)}
-    return Applied(record, {name: np.frombuffer(old, np.uint8) for name, (old, new) in found.items() if old != new})
+    both = {name: (old.tobytes(), new.tobytes()) for name, old, new in pairs(model, before, after)}
+    return Applied(record, {name: np.frombuffer(old, np.uint8) for name, (old, new) in both.items() if old != new})
 
 
 def undone(model: ModelConfig, params: dict, edit: Applied) -> dict:
@@ -100,12 +100,12 @@ def save(directory, edits: tuple[Applied, ...]) -> None:
 def load(directory) -> tuple[Applied, ...]:
     """The edits of the model in a run's directory. The arrays are read when they are asked for. Raises UserError if a
     record cannot be read."""
-    found: list[Applied] = []
-    while exists(inside(*(folder := (directory, FOLDER, str(len(found)))))):
+    edits: list[Applied] = []
+    while exists(inside(*(folder := (directory, FOLDER, str(len(edits)))))):
         file = inside(*folder, RECORD)
         record = check(read_object(file), {"method": str, "requests": list}, file)
-        found.append(Applied(record, _Stored(inside(*folder, BEFORE)), folder))
-    return tuple(found)
+        edits.append(Applied(record, _Stored(inside(*folder, BEFORE)), folder))
+    return tuple(edits)
 
 
 class _Stored(Mapping):

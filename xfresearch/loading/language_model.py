@@ -167,8 +167,8 @@ class LanguageModel:
         arguments are those of a call; replaced values are recorded after the replacement."""
         names = matching(self.config, (names,) if isinstance(names, str) else tuple(names))
         inputs = self._inputs(tokens_BL, replace, positions_BL, segments_BL)
-        found = _capture(self.config, frozenset(tap for tap, _ in names.values()), self.params, *inputs)
-        return {name: found[tap] for name, (tap, _) in names.items()}
+        values = _capture(self.config, frozenset(tap for tap, _ in names.values()), self.params, *inputs)
+        return {name: values[tap] for name, (tap, _) in names.items()}
 
     def _inputs(
         self,
@@ -182,8 +182,8 @@ class LanguageModel:
         rows = self.config.max_length if self.config.position == "learned" else 2**31
         positions_BL = each_token("positions_BL", positions_BL, tokens_BL, limit=rows)
         segments_BL = each_token("segments_BL", segments_BL, tokens_BL)
-        found = patches(self.config, replace or {}, *tokens_BL.shape)
-        taps = request(self.config, (), shared(self.config, found, *tokens_BL.shape))
+        by_tap = patches(self.config, replace or {}, *tokens_BL.shape)
+        taps = request(self.config, (), shared(self.config, by_tap, *tokens_BL.shape))
         return tokens_BL, taps, positions_BL, segments_BL
 
     def batches(

@@ -51,8 +51,8 @@ class Block(nnx.Module):
         for i, (branch, place) in enumerate(places(around, depth, block)):
             setattr(self, branch.name, kind_of(place.options).module(place, rngs))
             at = number * len(self.layout.branches) + i
-            found = branch.connection.parameters(place.width, depth, at, gain, place.param_dtype)
-            for name, initial in found.items():
+            initials = branch.connection.parameters(place.width, depth, at, gain, place.param_dtype)
+            for name, initial in initials.items():
                 setattr(self, f"{branch.name}_{name}", parameter(*initial))
             for at in branch.norms:
                 norm = Norm(block.norm_at(f"{branch.name}_{at}"), "D", (place.width,), place.param_dtype)

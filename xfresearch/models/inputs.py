@@ -122,18 +122,18 @@ def encode(model: ModelConfig, tokenizer, text: str, name: str, special_tokens: 
 @cache
 def tap_shapes(model: ModelConfig, rows: int = 1, length: int = 1) -> dict[str, jax.ShapeDtypeStruct]:
     """{name: shape and dtype} of all taps in a pass over tokens [rows, length], in the order of computation."""
-    found = {}
+    shapes = {}
 
     def trace(params, tokens_BL):
         captures = forward(model, params, tokens_BL, Request(EVERYTHING))[1].captures
         names = [f"blocks.{layer.number}.{site}" for layer in layers.layers(model) for site in captures[layer.stack]]
         before, *after = captures[OUTSIDE]
         values = captured(model, captures, [before, *names, *after])
-        found.update({name: jax.ShapeDtypeStruct(value.shape, value.dtype) for name, value in values.items()})
+        shapes.update({name: jax.ShapeDtypeStruct(value.shape, value.dtype) for name, value in values.items()})
 
     tokens = jax.ShapeDtypeStruct((rows, length), jnp.int32)
     jax.eval_shape(trace, transformer.abstract(model), tokens)
-    return found
+    return shapes
 
 
 def matching(model: ModelConfig, patterns: Iterable[str]) -> dict[str, tuple[str, str]]:
@@ -142,14 +142,14 @@ def matching(model: ModelConfig, patterns: Iterable[str]) -> dict[str, tuple[str
     taps = tap_shapes(model)
     names = {name: name for name in taps} | {theirs: ours for theirs, ours in lens_names(model).items() if ours in taps}
     order = {tap: number for number, tap in enumerate(taps)}
-    found: dict = {}
+    matched: dict = {}
     for pattern in patterns:
         matches = fnmatch.filter(taps, pattern) or fnmatch.filter(names, pattern)
         if not matches:
             hint = nearest(pattern, names)
             raise UserError(f"tap {pattern!r}: this model has no such value{hint} (lm.tap_names() lists them)")
-        found |= {name: (names[name], pattern) for name in matches}
-    return dict(sorted(found.items(), key=lambda item: order[item[1][0]]))
+        matched |= {name: (names[name], pattern) for name in matches}
+    return dict(sorted(matched.items(), key=lambda item: order[item[1][0]]))
 
 
 def patches(model: ModelConfig, replace: Mapping, rows: int, length: int) -> dict[str, Patch]:
@@ -159,14 +159,14 @@ def patches(model: ModelConfig, replace: Mapping, rows: int, length: int) -> dic
     if not replace:
         return {}  # the shapes of taps need a trace
     shapes = tap_shapes(model, rows, length)
-    found = {}
+    by_tap = {}
     for name, (tap, pattern) in matching(model, replace).items():
         new = replace[pattern]
         if not isinstance(new, Patch):
             new = Patch(new) if callable(new) else Patch(arguments=(_array(pattern, new),))
         _check(pattern, partial(new.apply, name), shapes[tap])
-        found[tap] = new
-    return found
+        by_tap[tap] = new
+    return by_tap
 
 
 def _check(pattern: str, change, value: jax.ShapeDtypeStruct) -> None:

@@ -54,11 +54,11 @@ def most_repeats(model) -> int:
 
 def layers(model) -> list[Layer]:
     """All layers of a model, in the order of computation."""
-    found: list = []
+    numbered: list = []
     for segment in segment_stacks(model):
         for index in range(segment[0].repeats):
-            found += [Layer(len(found) + i, stack.name, stack.block, index) for i, stack in enumerate(segment)]
-    return found
+            numbered += [Layer(len(numbered) + i, stack.name, stack.block, index) for i, stack in enumerate(segment)]
+    return numbered
 
 
 def layer(model, number: int) -> Layer:

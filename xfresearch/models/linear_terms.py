@@ -39,7 +39,7 @@ class LinearTerm(NamedTuple):
 
 def linear_terms(options: SublayerConfig, axes: Mapping[str, Axes]) -> list[LinearTerm]:
     """The linear terms of a sublayer whose parameters have these {path: axes}."""
-    found = []
+    terms = []
     for path, each in axes.items():
         part, folder = path.partition("/")[0], path.rpartition("/")[0]
         reads = (each.letters.index("D"),) if each.inputs == "D" else ()
@@ -47,8 +47,8 @@ def linear_terms(options: SublayerConfig, axes: Mapping[str, Axes]) -> list[Line
             reads += (len(each.letters) - 1,)
         if reads or each.outputs == "D":
             bias = each.bias and f"{folder}/{each.bias}"
-            found.append(LinearTerm(part, path, bias, each, reads, each.outputs == "D"))
-    return found
+            terms.append(LinearTerm(part, path, bias, each, reads, each.outputs == "D"))
+    return terms
 
 
 def output_biases(axes: Mapping[str, Axes]) -> list[str]:

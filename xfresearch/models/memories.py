@@ -19,15 +19,15 @@ def memory(model: ModelConfig, params: dict[str, Any], layer: int, sublayer: str
 
     Raises UserError if the layer does not exist or the sublayer has no memory.
     """
-    found = {
+    parts = {
         f"{bound.sublayer.name}.{part}" if part else bound.sublayer.name: memory
         for bound in transformer.bind(model, params).sublayers(has="memory_parts", layer=layer)
         for part, memory in bound.module.memories(model.param_dtype).items()
     }
-    whole = [name for name in found if "." not in name]
+    whole = [name for name in parts if "." not in name]
     last = model.sublayers(layer=layer)[-1].name
     sublayer = sublayer or (whole[-1] if whole else last)
-    if sublayer not in found:
-        existing = ", ".join(found) or "none"
+    if sublayer not in parts:
+        existing = ", ".join(parts) or "none"
         raise UserError(f"layer {layer}: {sublayer!r} has no memory (sublayers with a memory: {existing})")
-    return found[sublayer]
+    return parts[sublayer]

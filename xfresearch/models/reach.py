@@ -8,8 +8,8 @@ from xfresearch.models.model_config import ModelConfig
 def trained_reach(model: ModelConfig, params: dict) -> tuple[tuple[str, int], ...]:
     """Execution.reach for `params`: (block, number of past tokens) for each block whose trained spans need less than
     its window. The widest head in all layers of a block decides."""
-    found = []
+    reaches = []
     for block, branch, place in model.places():
         stacked = (params["blocks"][s.name][branch.name] for s in stacks(model) if s.block == block)
-        found.append((block, reach(place.options, model.max_length, stacked)))
-    return tuple((block, tokens) for block, tokens in found if tokens)
+        reaches.append((block, reach(place.options, model.max_length, stacked)))
+    return tuple((block, tokens) for block, tokens in reaches if tokens)

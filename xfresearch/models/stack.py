@@ -162,16 +162,16 @@ def _places_until(stack: StackConfig, block: BlockConfig, number: int):
 
 def shared_tables(stack: StackConfig) -> dict[str, SharedTable]:
     """The tables that all layers share. Raises UserError if blocks need different shapes of a table."""
-    found: dict[str, SharedTable] = {}
+    tables: dict[str, SharedTable] = {}
     for name, branch, place in stack.places():
         for table_name, table in kind_of(place.options).module.shared_tables(place).items():
-            other = found.get(table_name, table)
+            other = tables.get(table_name, table)
             key = f"model.blocks.{name}.{branch.name}"
             same = table.shape == other.shape or table.grows and table.shape[1:] == other.shape[1:]
             allowed = f"of the same shape in all blocks: all layers share the table; another block has {other.shape}"
             require(same, key, f"{table_name} {table.shape}", allowed)
-            found[table_name] = max(table, other, key=lambda t: t.shape[0])
-    return found
+            tables[table_name] = max(table, other, key=lambda t: t.shape[0])
+    return tables
 
 
 def longest_input(stack: StackConfig) -> int:
@@ -181,14 +181,14 @@ def longest_input(stack: StackConfig) -> int:
 
 def carried(stack: StackConfig) -> dict[str, Carried]:
     """The values that travel between layers. Raises UserError if blocks need different forms of a value."""
-    found: dict[str, Carried] = {}
+    forms: dict[str, Carried] = {}
     for name, branch, place in stack.places():
         declared = branch.connection.carried(stack.width) | kind_of(place.options).module.carried(place)
         for value, form in declared.items():
-            allowed = f"of the same shape in all blocks, between which it travels; another block has {found.get(value)}"
-            same = found.setdefault(value, form) == form
+            allowed = f"of the same shape in all blocks, between which it travels; another block has {forms.get(value)}"
+            same = forms.setdefault(value, form) == form
             require(same, f"model.blocks.{name}.{branch.name}", f"{value} {form.sizes}", allowed)
-    return found
+    return forms
 
 
 def first_stream(stack: StackConfig, x_BLD, ctx: Context) -> Stream:
@@ -230,14 +230,14 @@ class SharedTables(nnx.Module):
 
 def make_blocks(stack: StackConfig, rngs) -> nnx.Dict:
     """The blocks of each stack. The parameters of all layers of a stack are drawn together."""
-    found = {}
+    blocks = {}
     for place in layers.stacks(stack):
         keys = jax.random.split(rngs.params(), place.repeats)
         numbers = jnp.array([layer.number for layer in layers.layers(stack) if layer.stack == place.name])
         block = stack.blocks[place.block]
         make = jax.vmap(lambda key, number, block=block: Block(stack.around, stack.depth, block, Rngs(key), number))
-        found[place.name] = make(keys, numbers)
-    return nnx.Dict(found)
+        blocks[place.name] = make(keys, numbers)
+    return nnx.Dict(blocks)
 
 
 def take_apart(stack: StackConfig, blocks) -> nnx.Dict:

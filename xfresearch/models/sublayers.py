@@ -87,9 +87,9 @@ def sublayers(model, role: str = "", has: str = "", layer: int | None = None) ->
     """The sublayers of all layers, or of one layer, in the order of computation: all, those of a role, or those with the
     capability `has` of SublayerConfig, such as 'memory_parts'."""
     of_block = {name: list(places(model.around, model.depth, block)) for name, block in model.blocks.items()}
-    found = [
+    chosen = [
         Sublayer(at, branch, place, model.blocks[at.block])
         for at in (layers.layers(model) if layer is None else [layers.layer(model, layer)])
         for branch, place in of_block[at.block]
     ]
-    return [each for each in found if role in ("", each.role) and (not has or getattr(each.options, has))]
+    return [each for each in chosen if role in ("", each.role) and (not has or getattr(each.options, has))]

@@ -42,11 +42,11 @@ OUTSIDE = {"final": "ln_final.hook_normalized"}
 def lens_names(model: ModelConfig) -> dict[str, str]:
     """{TransformerLens' name: our name}. Some of the values may not exist in this model."""
     final = _is_normalized(model.norm_spec(model.final_norm)) and not ends_with(model)
-    found = {theirs: ours for ours, theirs in OUTSIDE.items()} if final else {}
+    names = {theirs: ours for ours, theirs in OUTSIDE.items()} if final else {}
     for number, of_layer in groupby(model.sublayers(), lambda each: each.layer.number):
         for site, name in _of_layer(list(of_layer)).items():
-            found[f"blocks.{number}.{name}"] = f"blocks.{number}.{site}"
-    return found
+            names[f"blocks.{number}.{name}"] = f"blocks.{number}.{site}"
+    return names
 
 
 def _of_layer(sublayers: list[Sublayer]) -> dict[str, str]:

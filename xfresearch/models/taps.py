@@ -181,12 +181,12 @@ def request(model: Any, record: Collection[str] = (), patches: Mapping[str, Patc
         stack, index, site = address(model, name)
         groups.setdefault((stack, site, _form(patch)), {})[index] = patch
     repeats = {place.name: place.repeats for place in layers.stacks(model)}
-    found: dict[str, dict[str, tuple[Any, ...]]] = {}
+    stacked: dict[str, dict[str, tuple[Any, ...]]] = {}
     for (stack, site, _), members in groups.items():
         new = members[0] if stack == OUTSIDE else _stacked(members, repeats[stack])
-        of_stack = found.setdefault(stack, {})
+        of_stack = stacked.setdefault(stack, {})
         of_stack[site] = (*of_stack.get(site, ()), new)
-    return Request(sites, found)
+    return Request(sites, stacked)
 
 
 def _form(patch: Patch) -> tuple[Any, ...]:
@@ -205,9 +205,9 @@ def _stacked(members: dict[int, Patch], repeats: int) -> Stacked:
 
 def captured(model: Any, captures: dict[str, Any], names: Collection[str]) -> dict[str, Any]:
     """{name: value} of the taps `names`, from the `captures` of a pass, {stack: {site: [R, ...]}}."""
-    found = {}
+    values = {}
     for name in names:
         stack, index, site = address(model, name)
         value = captures[stack][site]
-        found[name] = value if stack == OUTSIDE else value[index]
-    return found
+        values[name] = value if stack == OUTSIDE else value[index]
+    return values

@@ -44,8 +44,8 @@ def keep(config) -> None:
 def kept() -> dict | None:
     """The tree that is kept, if it is of these sources."""
     try:
-        found = json.loads(_file().read_text(encoding="utf-8"))
-        return found["keys"] if found["source"] == source_digest() else None
+        stored = json.loads(_file().read_text(encoding="utf-8"))
+        return stored["keys"] if stored["source"] == source_digest() else None
     except (OSError, UserError, ValueError, LookupError, TypeError):  # nothing yet, or the file of something else
         return None
 
@@ -56,24 +56,24 @@ def _file() -> Path:
 
 def tree_of(config) -> dict:
     """{name: None, or the tree of a group} of a config, with the keys of every kind and layout that a group can have."""
-    found: dict[str, dict | None] = {}
+    tree: dict[str, dict | None] = {}
     for spec in dataclasses.fields(config):
         value, chosen = getattr(config, spec.name), spec.metadata.get("choice")
         if isinstance(value, dict):
-            found[spec.name] = {name: _of_all(spec.metadata["choice"]) for name in value}
+            tree[spec.name] = {name: _of_all(spec.metadata["choice"]) for name in value}
         elif chosen:
-            found[spec.name] = _of_all(chosen)
+            tree[spec.name] = _of_all(chosen)
         else:
-            found[spec.name] = tree_of(value) if dataclasses.is_dataclass(value) else None
-    return found
+            tree[spec.name] = tree_of(value) if dataclasses.is_dataclass(value) else None
+    return tree
 
 
 def _of_all(chosen: Choice) -> dict:
     """The trees of all classes that a group can have, as one."""
-    found: dict[str, dict | None] = {}
+    whole: dict[str, dict | None] = {}
     for name in chosen.classes:
-        _merge(found, tree_of(chosen.make(name)))
-    return found
+        _merge(whole, tree_of(chosen.make(name)))
+    return whole
 
 
 def _merge(into: dict, tree: dict) -> None:

@@ -109,8 +109,8 @@ def describe_machine() -> dict:
 
 def environment() -> dict:
     """The date, machine, library versions and commit of a measurement."""
-    found = {"machine": describe_machine(), "versions": versions(), "commit": git_commit()}
-    return {"date": time.strftime("%Y-%m-%d")} | found
+    described = {"machine": describe_machine(), "versions": versions(), "commit": git_commit()}
+    return {"date": time.strftime("%Y-%m-%d")} | described
 
 
 def kinds_of(devices) -> str:
@@ -121,13 +121,13 @@ def kinds_of(devices) -> str:
 
 def versions() -> dict[str, str]:
     """Versions of Python and of the installed libraries that affect a run's numbers."""
-    found = {"python": platform.python_version()}
+    described = {"python": platform.python_version()}
     for package in PACKAGES:
         try:
-            found[package] = metadata.version(package)
+            described[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
             continue
-    return found
+    return described
 
 
 def git_commit(source: Path = SOURCE) -> str:

@@ -34,8 +34,8 @@ def bootstrap_interval(statistic, *columns, confidence: float = 0.95, resamples:
     if count < 2 or math.isnan(value):
         return value, math.nan, math.nan
     rows = np.random.default_rng(0).integers(count, size=(resamples, count))
-    found = [statistic(*(column[chosen] for column in columns)) for chosen in rows]
-    low, high = np.nanquantile(found, (0.5 - confidence / 2, 0.5 + confidence / 2))
+    resampled = [statistic(*(column[chosen] for column in columns)) for chosen in rows]
+    low, high = np.nanquantile(resampled, (0.5 - confidence / 2, 0.5 + confidence / 2))
     return value, float(low), float(high)
 
 

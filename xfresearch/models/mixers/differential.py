@@ -204,9 +204,9 @@ def _norm(place: Place) -> NormSpec:
 def _matrices(place: Place) -> dict[str, Shape]:
     a = place.options
     D = place.width
-    found = {
+    shapes = {
         "query": Shape("D->HK", D, 2 * a.heads, a.head_size),
         "key": Shape("D->GK", D, 2 * a.kv_heads, a.head_size),
         "value": Shape("D->GK", D, a.kv_heads, 2 * a.head_size),
     }
-    return found if place.bare else found | {"output": Shape("HK->D", a.heads, 2 * a.head_size, D)}
+    return shapes if place.bare else shapes | {"output": Shape("HK->D", a.heads, 2 * a.head_size, D)}

@@ -117,8 +117,8 @@ def _matrices(a: SlotsConfig, width: int) -> dict[str, Shape]:
     """The shape of each learned matrix. There is none with slots of the model's width."""
     if wide_slots(a):
         return {}
-    found = {} if a.query.startswith("identity") else {"query": Shape("D->HK", width, a.heads, a.head_size)}
-    return found | ({"output": Shape("HK->D", a.heads, a.head_size, width)} if a.output == "learned" else {})
+    shapes = {} if a.query.startswith("identity") else {"query": Shape("D->HK", width, a.heads, a.head_size)}
+    return shapes | ({"output": Shape("HK->D", a.heads, a.head_size, width)} if a.output == "learned" else {})
 
 
 class SlotAttention(SublayerModule):

@@ -198,11 +198,11 @@ class Attention(SublayerModule):
 
     def slots(self, dtype):
         """Keys [M, G, K] and values [M, G, V] of the slots in the softmax, with the sink as the last; None without."""
-        found = [self.memory(dtype)] if softmax_slots(self.options) else []
+        pairs = [self.memory(dtype)] if softmax_slots(self.options) else []
         if self.options.sink != "none":
-            heads = slot_heads(self.options) if found else self.sizes.key_heads
-            found.append(tuple(jnp.zeros((1, heads, size), dtype) for size in (self.sizes.qk, self.sizes.v)))
-        return tuple(map(jnp.concatenate, zip(*found, strict=True))) if found else None
+            heads = slot_heads(self.options) if pairs else self.sizes.key_heads
+            pairs.append(tuple(jnp.zeros((1, heads, size), dtype) for size in (self.sizes.qk, self.sizes.v)))
+        return tuple(map(jnp.concatenate, zip(*pairs, strict=True))) if pairs else None
 
     def init_cache(self, batch: int, length: int) -> dict:
         """An empty cache for `length` tokens of each of `batch` sequences, with the keys and values of slots."""

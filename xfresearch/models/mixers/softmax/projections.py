@@ -40,11 +40,11 @@ def head_sizes(a, width: int) -> HeadSizes:
 def matrices(a, width: int) -> dict[str, Shape]:
     """The shape of each learned matrix."""
     s = head_sizes(a, width)
-    found = {} if a.query.startswith("identity") else {"query": Shape("D->HK", width, a.heads, s.qk)}
-    found |= {"key": Shape("D->GK", width, s.key_heads, s.qk)} if a.key == "learned" else {}
-    found |= {"value": Shape("D->GK", width, s.value_heads, s.v)} if a.value in ("learned", "identity_plus") else {}
-    found |= {"output": Shape("HK->D", a.heads, s.v, width)} if a.output == "learned" else {}
-    return found
+    shapes = {} if a.query.startswith("identity") else {"query": Shape("D->HK", width, a.heads, s.qk)}
+    shapes |= {"key": Shape("D->GK", width, s.key_heads, s.qk)} if a.key == "learned" else {}
+    shapes |= {"value": Shape("D->GK", width, s.value_heads, s.v)} if a.value in ("learned", "identity_plus") else {}
+    shapes |= {"output": Shape("HK->D", a.heads, s.v, width)} if a.output == "learned" else {}
+    return shapes
 
 
 def linears(place: Place, shapes: dict[str, Shape], rngs) -> dict[str, Linear]:
