@@ -50,7 +50,7 @@ def summary(name: str) -> str:
     """The first sentence of a command's docstring, without the lines of its usage. The module is not imported."""
     here = Path(__file__).parent
     file = here / "configs" / "__main__.py" if name == "configs" else here / f"{name}.py"
-    text = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8")))
+    text = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or ""
     paragraphs = [part for part in text.split("\n\n") if not part.startswith("python -m")]
     sentence = " ".join(paragraphs[0].split())
     return sentence.split(". ")[0].split(": ")[0].rstrip(".")

@@ -45,7 +45,8 @@ class Recall:
     def examples(self, split: str, length: int) -> tuple[np.ndarray, np.ndarray]:
         """tokens [N, L] and targets [N, L] of a split, int32. Every call returns the same values."""
         chosen = rows_of(split, self.samples)
-        return tuple(each_NL[chosen] for each_NL in _draw(self, length))
+        tokens_NL, targets_NL = _draw(self, length)
+        return tokens_NL[chosen], targets_NL[chosen]
 
 
 @lru_cache(maxsize=2)

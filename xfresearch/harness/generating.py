@@ -24,7 +24,7 @@ def make_request(tokens: Sequence[int], settings: dict, length: int) -> Request:
     if not 0 < max_new_tokens < length:
         allowed = f"at least 1 and below {length}, the longest sequence that the model reads"
         raise UserError(f"max_gen_toks={max_new_tokens} of a task is not allowed: it must be {allowed}")
-    sampling = ()
+    sampling: tuple = ()
     if settings.get("temperature", 0) > 0:  # lm_eval sets 0 if do_sample is False
         sampling = settings["temperature"], settings.get("top_k", 0), settings.get("top_p", 1.0)
     return Request(tuple(tokens[max_new_tokens - length :]), tuple(settings["until"]), max_new_tokens, sampling)

@@ -8,7 +8,7 @@ and export writes.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -176,7 +176,7 @@ class ByLayer(NamedTuple):
 class Family:
     name: str  # model_type in config.json
     architecture: str  # the class of `transformers` that reads it
-    fixed: dict[str, object]  # values of our fields that all its models share
+    fixed: Mapping[str, object]  # values of our fields that all its models share
     keys: tuple[Key, ...]  # a later key overrides an earlier key of the same field
     rows: tuple[Row, ...]
     rope: Rope | None = None

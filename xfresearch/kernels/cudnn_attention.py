@@ -94,7 +94,7 @@ def cudnn_part(mask: Mask) -> Part:
     # Private functions: the public ones return lse in q's dtype, and their backward pass accepts no lse.
     from jax._src.cudnn import fused_attention_stablehlo as sdpa
 
-    settings = {
+    settings: dict = {
         "scale": 1.0,
         "seed": 0,
         "dropout_rate": 0.0,

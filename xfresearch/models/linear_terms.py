@@ -42,7 +42,7 @@ def linear_terms(options: SublayerConfig, axes: Mapping[str, Axes]) -> list[Line
     terms = []
     for path, each in axes.items():
         part, folder = path.partition("/")[0], path.rpartition("/")[0]
-        reads = (each.letters.index("D"),) if each.inputs == "D" else ()
+        reads: tuple[int, ...] = (each.letters.index("D"),) if each.inputs == "D" else ()
         if reads and part in options.both_sides:
             reads += (len(each.letters) - 1,)
         if reads or each.outputs == "D":

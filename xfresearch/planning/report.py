@@ -28,7 +28,7 @@ def _ranked(rows: list[dict]) -> str:
     cells = [("mesh", "remat", "batch", "memory", "step s", "utilisation, not overlapped", "overlapped")]
     for row in rows:
         mesh = ", ".join(f"{axis}={size}" for axis, size in row["mesh"].items()) or "one device"
-        times = ("does not fit", "", "")
+        times: tuple[str, ...] = ("does not fit", "", "")
         if row["utilisation"]:
             times = (f"{row['step_seconds'][0]:.3g}", *bounds(row["utilisation"]))
         cells.append((mesh, row["remat"], str(row["batch"]), percent(row["memory"]), *times))

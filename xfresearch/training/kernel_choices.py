@@ -51,7 +51,8 @@ def loss_rows_choice(config: Config, mesh=None) -> Choice:
 
 def padded_vocabulary(config: Config, mesh=None) -> Choice:
     """The number of ids in a device's products with the vocabulary, and the reason."""
-    multiple, reason = defaults.vocabulary_multiple(mesh)
+    name, reason = defaults.vocabulary_multiple(mesh)
+    multiple = int(name)
     return Choice(-(-_vocabulary(config, mesh) // multiple) * multiple, reason)
 
 

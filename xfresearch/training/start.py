@@ -94,7 +94,7 @@ def load(config: Config, mesh: Mesh) -> tuple[dict, list[dict]]:
     target = abstract_params(config.model, mesh)
     step, params = stored.read(_as_stored(stored.model, target, config))
     record = {"path": path, "kind": stored.kind, "step": step, "digest": digest(digests({"params": params}))}
-    manifest.require_same_everywhere({"parameters to start from": record["digest"]})
+    manifest.require_same_everywhere({"parameters to start from": str(record["digest"])})
     params, added = _with_new_rows(params, target, config)
     if distributed.first():
         at = "" if step is None else f", step {step}"

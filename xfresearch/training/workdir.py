@@ -130,7 +130,7 @@ def record(
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(now)),
         "seconds": now,
         "gap": max(now - _last_write(path, before), 0.0) if before else 0.0,
-        "finished_before": bool(before and saved) and (steps or [0])[-1] >= saved.steps,
+        "finished_before": bool(before) and saved is not None and (steps or [0])[-1] >= saved.steps,
         "command": list(command),
         "commit": git_commit(),
         "versions": versions(),

@@ -187,7 +187,7 @@ def _check_reach(a: SoftmaxConfig, place: Place, key: str) -> None:
     require(place.causal or a.position not in ("t5", "relative_key"), f"{key}.position", a.position, allowed)
     counted = a.position == "relative_key" or a.span == "adaptive"
     allowed = f"at least 1 if {key} has a relative key or an adaptive span but no window: they cover that length"
-    require(not counted or a.window or place.max_length, "model.max_length", place.max_length, allowed)
+    require(not counted or bool(a.window or place.max_length), "model.max_length", place.max_length, allowed)
 
 
 def longest(a: SoftmaxConfig, max_length: int) -> int:
