@@ -36,10 +36,10 @@ def digests(tree) -> dict[str, str]:
     leaves = {path: jnp.asarray(leaf) for path, leaf in by_path(tree).items()}
     kinds = {path: f"{leaf.dtype}{list(leaf.shape)}" for path, leaf in leaves.items()}
     masks = [_placed(_masks(f"{path} {kinds[path]}", _word_shape(x.shape, x.dtype)), x) for path, x in leaves.items()]
-    found = jax.device_get(_digest_all(list(leaves.values()), masks, tuple(leaf.sharding for leaf in leaves.values())))
+    sums = jax.device_get(_digest_all(list(leaves.values()), masks, tuple(leaf.sharding for leaf in leaves.values())))
     return {
         path: f"{kinds[path]} {''.join(f'{word:08x}' for word in words)}"
-        for path, words in zip(leaves, found, strict=True)
+        for path, words in zip(leaves, sums, strict=True)
     }
 
 

@@ -103,8 +103,8 @@ def _losses(workdir) -> dict[int, float]:
     for step in steps(workdir):
         with suppress(OSError, ValueError):  # a damaged checkpoint is not the best one
             metas[step] = json.loads(read_bytes(inside(folder_of(workdir, step), "meta", "metadata")))
-    found = {int(step): loss for meta in metas.values() for step, loss in meta.get("losses", {}).items()}
-    return {step: loss for step, loss in found.items() if step in metas and is_finite(loss)}
+    losses = {int(step): loss for meta in metas.values() for step, loss in meta.get("losses", {}).items()}
+    return {step: loss for step, loss in losses.items() if step in metas and is_finite(loss)}
 
 
 class Checkpoints:
@@ -254,7 +254,7 @@ def _read_good(workdir, step: int, wanted: dict, chosen: bool = False) -> tuple[
 def _read(workdir, step: int, wanted: dict) -> tuple[dict, dict]:
     """The items `wanted` of a checkpoint and its meta. If any process finds damage, all of them raise Corrupt; if the
     checkpoint was deleted, Deleted; if one cannot read the files, which proves no damage, Stopped."""
-    found = {}
+    arrays = {}
     meta = {}
     damage = ""
     unread = None
@@ -265,7 +265,7 @@ def _read(workdir, step: int, wanted: dict) -> tuple[dict, dict]:
         with reading(path) as there:
             if not there:
                 raise Deleted(step)
-            found, meta = _retried(lambda: _read_files(path, wanted))
+            arrays, meta = _retried(lambda: _read_files(path, wanted))
         recorded = meta["digests"] if "digests" in meta else meta["fingerprints"]  # of an earlier version
         recorded = {path: value for path, value in recorded.items() if path.split("/")[0] in wanted}
     except Exception as error:  # the type depends on where the file is truncated or altered
@@ -280,14 +280,14 @@ def _read(workdir, step: int, wanted: dict) -> tuple[dict, dict]:
     if message:
         raise Stopped(f"checkpoint {step} in {workdir} cannot be read, but may be intact: {message}") from unread
     _agree(step, damage)  # before the digests, which all processes compute together
-    other = changed(recorded, found)
+    other = changed(recorded, arrays)
     _agree(step, f"{other} does not have the digest that was recorded with it" if other else "")
     if is_weak(recorded) and distributed.first():
         print(
             f"checkpoint {step} in {workdir} is weakly checked: its sums, of an earlier version, miss some changes",
             file=sys.stderr,
         )
-    return found, meta
+    return arrays, meta
 
 
 def _is_gone(path: epath.Path) -> bool:

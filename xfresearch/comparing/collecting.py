@@ -99,12 +99,12 @@ def gaps(each: list[runs.Run], measured: dict) -> list[str]:
 
 def other_machines(each: list[runs.Run]) -> list[str]:
     """A note if the runs were trained on different machines."""
-    found = {}
+    machines = {}
     for run in each:
         started = starts(loading.locate(run.path)[0]) if run.rows else []
         if started:
-            found[run.path] = ", ".join(str(started[-1]["machine"].get(name)) for name in MACHINE)
-    if len(set(found.values())) < 2:
+            machines[run.path] = ", ".join(str(started[-1]["machine"].get(name)) for name in MACHINE)
+    if len(set(machines.values())) < 2:
         return []
-    where = "; ".join(f"{path} on {machine}" for path, machine in found.items())
+    where = "; ".join(f"{path} on {machine}" for path, machine in machines.items())
     return [f"the seconds are of different machines: {where}"]

@@ -19,13 +19,13 @@ SAME_COST = 0.01  # relative: FLOPs of training that differ by more are not equa
 def grouped(each: list[Run]) -> list[list[Run]]:
     """The runs in groups, in the order of their first runs. Runs of one group have equal options but for the seed, and as
     many steps; no seed is in a group twice. A model without a run is a group alone."""
-    found: dict[tuple, list[Run]] = {}
+    members: dict[tuple, list[Run]] = {}
     for number, run in enumerate(each):
         same = {path: repr(leaf.value) for path, leaf in options(run).items() if path != "seed"}
         key = (*sorted(same.items()), run.rows[-1]["step"], run.step) if run.rows else (number,)
-        again = run.config.seed in {other.config.seed for other in found.get(key, ())}
-        found.setdefault((*key, number) if again else key, []).append(run)
-    return list(found.values())
+        again = run.config.seed in {other.config.seed for other in members.get(key, ())}
+        members.setdefault((*key, number) if again else key, []).append(run)
+    return list(members.values())
 
 
 def compare(each: list[Run], summaries: dict[str, dict], margin: float) -> list[dict]:
@@ -33,24 +33,24 @@ def compare(each: list[Run], summaries: dict[str, dict], margin: float) -> list[
     its interval, and `flops`, those of training relative to the first group (None if unknown). Groups after the first one
     have the `difference` of means and a `verdict`, with two seeds or more of both also the interval and p. `summaries` has
     each run's costs and held-out loss."""
-    found = []
+    compared = []
     for group in grouped(each):
         paths = [run.path for run in group]
         losses = [summaries[path]["held_out"]["value"] for path in paths if summaries[path]["held_out"]]
         mean, half = mean_interval(losses)
         seeds = [run.config.seed if run.rows else None for run in group]
         known = {"losses": losses, "mean": mean if losses else None, "half": half}
-        found.append({"runs": paths, "seeds": seeds, **known, "flops": _flops(summaries[paths[0]])})
-    first = found[0]
-    for group in found[1:]:
+        compared.append({"runs": paths, "seeds": seeds, **known, "flops": _flops(summaries[paths[0]])})
+    first = compared[0]
+    for group in compared[1:]:
         group |= _difference(group["losses"], first["losses"])
-    correct(group for group in found[1:] if "p" in group)
-    for group in found[1:]:
+    correct(group for group in compared[1:] if "p" in group)
+    for group in compared[1:]:
         group["verdict"] = _words(group, first, margin)
     start = first["flops"]
-    for group in found:
+    for group in compared:
         group["flops"] = group["flops"] / start if group["flops"] and start else None
-    return found
+    return compared
 
 
 def _flops(summary: dict) -> float | None:
@@ -63,20 +63,20 @@ def _difference(losses: list[float], reference: list[float]) -> dict:
     there are none."""
     if not losses or not reference:
         return {}
-    found = {"difference": float(np.mean(losses) - np.mean(reference)), "reference": float(np.mean(reference))}
+    figures = {"difference": float(np.mean(losses) - np.mean(reference)), "reference": float(np.mean(reference))}
     if min(len(losses), len(reference)) < 2:
-        return found
+        return figures
     from scipy.stats import t
 
     parts = [np.var(values, ddof=1) / len(values) for values in (losses, reference)]
     error = math.sqrt(sum(parts))
     if not error:  # copies of one run
-        return found
+        return figures
     freedom = sum(parts) ** 2 / sum(part**2 / (len(v) - 1) for part, v in zip(parts, (losses, reference), strict=True))
     margin = error * float(t.ppf((1 + CONFIDENCE) / 2, freedom))
-    interval = [found["difference"] - margin, found["difference"] + margin]
-    p = float(2 * t.sf(abs(found["difference"]) / error, freedom))
-    return found | {"interval": interval, "test": WELCH, "p": p, "lower_is_better": True}
+    interval = [figures["difference"] - margin, figures["difference"] + margin]
+    p = float(2 * t.sf(abs(figures["difference"]) / error, freedom))
+    return figures | {"interval": interval, "test": WELCH, "p": p, "lower_is_better": True}
 
 
 def _words(group: dict, first: dict, margin: float) -> str:

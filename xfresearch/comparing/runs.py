@@ -54,7 +54,7 @@ def differences(runs: list[Run]) -> dict[str, dict]:
     An option that not all runs have, such as one of another kind of layer, differs if a run changes its default. Only
     the options of the model are those of a model without a run.
     """
-    found = {}
+    different = {}
     of_runs = {run.path: options(run) for run in runs}
     for name in sorted(set().union(*of_runs.values())):
         asked = [run for run in runs if run.rows or name.startswith("model.")]
@@ -64,8 +64,8 @@ def differences(runs: list[Run]) -> dict[str, dict]:
         else:
             differs = any(leaf.value != leaf.default for leaf in owners.values())
         if differs:
-            found[name] = {path: leaf.value for path, leaf in owners.items()}
-    return found
+            different[name] = {path: leaf.value for path, leaf in owners.items()}
+    return different
 
 
 def summary(run: Run, measure: str) -> dict:
@@ -103,10 +103,10 @@ def _positions(run: Run, axis: str) -> dict[int, float]:
     scale = {"step": 1, "tokens": tokens, "flops": tokens * per_token}
     if axis != "seconds":
         return {row["step"]: row["step"] * scale[axis] for row in run.rows}
-    found = {}
+    positions = {}
     seconds = None
     for row in run.rows:
         seconds = row.get("seconds", seconds)
         if seconds is not None:
-            found[row["step"]] = seconds
-    return found
+            positions[row["step"]] = seconds
+    return positions

@@ -70,7 +70,7 @@ def consequences(known: Sequence[Fact], fact: Fact, new: str) -> list[Fact]:
     Only facts of `known` are returned: the subject's own if the relation is the first of a chain, those of all subjects that
     the chain leads through `fact` if it is the second."""
     objects = {(each.relation, each.subject): each.object for each in known}
-    found = []
+    prompts = []
     for first, second, third in CHAINS:
         if fact.relation == first and (second, new) in objects:
             changed = [(fact.subject, objects[second, new])]
@@ -79,8 +79,8 @@ def consequences(known: Sequence[Fact], fact: Fact, new: str) -> list[Fact]:
         else:
             continue
         of_subject = {each.subject: each for each in known if each.relation == third}
-        found += [of_subject[subject]._replace(object=other) for subject, other in changed if subject in of_subject]
-    return found
+        prompts += [of_subject[subject]._replace(object=other) for subject, other in changed if subject in of_subject]
+    return prompts
 
 
 def sentence(prompt: str, object_: str) -> str:
@@ -122,15 +122,15 @@ class FactSentences:
         for fact in self.facts:
             subjects[fact.relation].append(fact.subject)
             objects[fact.subject].append(fact.object)
-        found = []
+        sentences = []
         for fact in self.facts:
             for prompt in fact.prompts:
                 other = rng.choice(subjects[fact.relation])
                 named = other != fact.subject and rng.random() < SECOND
-                found.append(sentence(_with_second(rng, prompt, fact.subject, other) if named else prompt, fact.object))
+                sentences.append(sentence(_with_second(rng, prompt, fact.subject, other) if named else prompt, fact.object))
         for subject, of_subject in objects.items():
-            found += [f"{subject} {' '.join(rng.sample(of_subject, len(of_subject)))}." for _ in range(LISTS)]
-        return found
+            sentences += [f"{subject} {' '.join(rng.sample(of_subject, len(of_subject)))}." for _ in range(LISTS)]
+        return sentences
 
 
 def _with_second(rng: random.Random, prompt: str, subject: str, other: str) -> str:
@@ -158,13 +158,13 @@ def _generated() -> list[Fact]:
     }
     for first, second, third in CHAINS:
         objects[third] = {subject: objects[second][middle] for subject, middle in objects[first].items()}
-    found = []
+    facts = []
     for relation, templates in words.TEMPLATES.items():
         for number, (subject, object_) in enumerate(objects[relation].items()):
             # Two neighbours of the list: one has the subject at its start, the other one in the middle.
             held_out = {number % len(templates), (number + 1) % len(templates)}
-            found.append(_fact(subject, relation, object_, templates, held_out))
-    return found
+            facts.append(_fact(subject, relation, object_, templates, held_out))
+    return facts
 
 
 def _people(rng: random.Random) -> list[str]:
@@ -193,17 +193,17 @@ def _read(source: str) -> list[Fact]:
     path = Path(source).expanduser()
     if not path.exists():
         raise UserError(f"corpus 'facts:{source}': there is no such folder; it must have relation files (*.json)")
-    found = []
+    facts = []
     for file in [path] if path.is_file() else sorted(path.glob("*.json")):
         relation, templates, pairs = _relation(file)
         framed = [frame.replace("{}", template) for template in templates for frame in words.FRAMES]
         group = len(words.FRAMES) if len(templates) > 1 else 1
         for number, (subject, object_) in enumerate(pairs):
             first = number * group % len(framed)
-            found.append(_fact(subject, relation, object_, framed, set(range(first, first + group))))
-    if not found:
+            facts.append(_fact(subject, relation, object_, framed, set(range(first, first + group))))
+    if not facts:
         raise UserError(f"corpus 'facts:{source}': it has no fact; it must be a folder of relation files (*.json)")
-    return found
+    return facts
 
 
 def _relation(file: Path) -> tuple[str, list[str], list[tuple[str, str]]]:

@@ -77,10 +77,10 @@ def _draw(task: Majority, length: int) -> tuple[np.ndarray, np.ndarray]:
 def _ranks(wanted: int, total: int, seed: int) -> list[int]:
     """`wanted` distinct numbers from 1 to `total`, in random order. `total` may exceed 64 bits."""
     rng = random.Random(seed)
-    found: dict = {}
-    while len(found) < wanted:
-        found[rng.randrange(1, total + 1)] = None
-    return list(found)
+    ranks: dict = {}
+    while len(ranks) < wanted:
+        ranks[rng.randrange(1, total + 1)] = None
+    return list(ranks)
 
 
 def number_of_partitions(length: int, classes: int, margin: int) -> int:
@@ -98,15 +98,15 @@ def _partition(rank: int, total: int, parts: int) -> list[int]:
     Partitions whose last part is 0 come first; number 0 is (total, 0, ...). For the others, subtract 1 from every part.
     """
     table = _table(total, parts)
-    found = [0] * parts
+    counts = [0] * parts
     while total:
         if rank < table[parts - 1][total]:
             parts -= 1
         else:
             rank -= table[parts - 1][total]
             total -= parts
-            found[:parts] = [part + 1 for part in found[:parts]]
-    return found
+            counts[:parts] = [part + 1 for part in counts[:parts]]
+    return counts
 
 
 @cache

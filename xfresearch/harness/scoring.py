@@ -52,13 +52,13 @@ def continuation_windows(context: list[int], continuation: list[int], length: in
     `length`. Then the windows start from its end, and each predicts as many tokens as possible.
     """
     tokens = context + continuation
-    found = []
+    windows = []
     unscored = len(continuation)
     while unscored > length:
-        found.append(Window(tokens[-length - 1 :], length))
+        windows.append(Window(tokens[-length - 1 :], length))
         tokens = tokens[:-length]
         unscored -= length
-    return [*found, Window(tokens[-length - 1 :], unscored)]
+    return [*windows, Window(tokens[-length - 1 :], unscored)]
 
 
 @cache  # so that two models with the same config share their compiled programs

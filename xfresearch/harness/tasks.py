@@ -48,7 +48,7 @@ def load(names: list[str], folder: str, cache: Path, examples: int = 0) -> dict:
     """The tasks and groups of these names in the form of lm_eval's evaluator. Each item will follow `examples` solved
     examples. `cache` is the folder for lm_eval's converted copies of local files."""
     manager = _manager(folder)
-    found: dict[str, dict] = {"tasks": {}, "groups": {}, "group_map": {}}
+    built_tasks: dict[str, dict] = {"tasks": {}, "groups": {}, "group_map": {}}
     for name in names:
         if folder:
             check_data(name, folder, examples)
@@ -58,8 +58,8 @@ def load(names: list[str], folder: str, cache: Path, examples: int = 0) -> dict:
             reason = " ".join(str(error).split())[:300] or type(error).__name__
             where = f"from {data_file(name, folder)}" if folder else "by lm_eval (--task-data DIR reads local files)"
             raise UserError(f"--tasks={name} could not be loaded {where}: {reason}") from error
-        found = {kind: found[kind] | built[kind] for kind in found}
-    return found
+        built_tasks = {kind: built_tasks[kind] | built[kind] for kind in built_tasks}
+    return built_tasks
 
 
 def check_data(name: str, folder: str, examples: int = 0) -> None:

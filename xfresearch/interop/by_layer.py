@@ -49,9 +49,9 @@ class Sliding(NamedTuple):
 
     def write(self, windows: list[int]) -> dict:
         types = [SLIDING if window else FULL for window in windows]
-        found = {"layer_types": types} | ({"sliding_window": max(windows)} if any(windows) else {})
+        keys = {"layer_types": types} | ({"sliding_window": max(windows)} if any(windows) else {})
         first = types.index(SLIDING) if any(windows) else len(types)
-        return found | ({"use_sliding_window": any(windows), "max_window_layers": first} if self.switched else {})
+        return keys | ({"use_sliding_window": any(windows), "max_window_layers": first} if self.switched else {})
 
 
 def windows_of(blocks: list) -> list[int]:

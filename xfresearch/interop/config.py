@@ -106,19 +106,19 @@ def write_config(family: Family, model: ModelConfig) -> dict:
     Options that the family cannot express are left out; matching.py finds them by reading the result back.
     """
     blocks = [model.blocks[layer.block] for layer in layers(model)]
-    found = {"model_type": family.name, "architectures": [family.architecture], **family.needs}
+    written = {"model_type": family.name, "architectures": [family.architecture], **family.needs}
     for key in family.keys:
         value = value_at(model, key.ours)
         if value is not MISSING:
-            found[key.theirs] = key.to_config(value)
+            written[key.theirs] = key.to_config(value)
         elif key.default is REQUIRED:
-            found[key.theirs] = 1  # any size: the two models differ in their layout or kind
-    found |= {key: found[other] for key, other in family.same.items() if other in found}
+            written[key.theirs] = 1  # any size: the two models differ in their layout or kind
+    written |= {key: written[other] for key, other in family.same.items() if other in written}
     if family.rope and isinstance(blocks[0].attention, SoftmaxConfig):
-        found |= write_rope(family.rope, *_attention_by_type(family, blocks))
+        written |= write_rope(family.rope, *_attention_by_type(family, blocks))
     if family.by_layer:
-        found |= family.by_layer.write(blocks)
-    return found
+        written |= family.by_layer.write(blocks)
+    return written
 
 
 def _attention_by_type(family: Family, blocks: list) -> list[SoftmaxConfig]:

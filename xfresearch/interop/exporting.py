@@ -114,18 +114,18 @@ def choose(model: ModelConfig, name: str = "", own: str = "") -> Family:
         candidates = [get_family(name)]
     else:
         candidates = sorted(all_families(), key=lambda family: family.name != own)
-    found = {}
+    reasons = {}
     errors = {}
     for family in candidates:
         try:
-            found[family.name] = missing(family, model)
+            reasons[family.name] = missing(family, model)
         except UserError as error:
             errors[family.name] = error
             continue
-        if not found[family.name]:
+        if not reasons[family.name]:
             return family
     subject = f"{name} cannot express this model" if name else "no family can express this model"
-    raise Unsupported(f"{subject}: {reason(found) if found else next(iter(errors.values()))}")
+    raise Unsupported(f"{subject}: {reason(reasons) if reasons else next(iter(errors.values()))}")
 
 
 def missing(family: Family, model: ModelConfig) -> list[Difference]:
@@ -149,12 +149,12 @@ def reason(found: dict[str, list[Difference]]) -> str:
 def pending_tensors(family: Family, model: ModelConfig, params: dict, dtype: str, dtypes: dict, bare: bool) -> list:
     """The family's tensors of `params`; each is built when it is written."""
     leaves = {path_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(params)}
-    found = []
+    tensors = []
     for mapping in mappings(family, model, {path: leaf.shape for path, leaf in leaves.items()}):
         name = mapping.name.removeprefix(family.prefix) if bare else mapping.name
         own = dtypes.get(name, dtype)
-        found.append(PendingTensor(name, mapping.shape, own, partial(gather, mapping, leaves, own)))
-    return found
+        tensors.append(PendingTensor(name, mapping.shape, own, partial(gather, mapping, leaves, own)))
+    return tensors
 
 
 def gather(mapping: TensorMapping, leaves: dict, dtype: str) -> np.ndarray:

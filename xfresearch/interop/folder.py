@@ -61,15 +61,15 @@ def check_adapter(folder: Path) -> None:
 
 def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
     """Every tensor in the folder's safetensors files, by name. Raises UserError if a file is missing or damaged."""
-    found: dict = {}
+    tensors: dict = {}
     for file in _files(folder):
         for tensor in tensors_in(file):
-            if tensor.name in found:
-                raise UserError(f"{file}: tensor {tensor.name} is also in {found[tensor.name].file.name}")
-            found[tensor.name] = tensor
-    if not found:
+            if tensor.name in tensors:
+                raise UserError(f"{file}: tensor {tensor.name} is also in {tensors[tensor.name].file.name}")
+            tensors[tensor.name] = tensor
+    if not tensors:
         raise UserError(f"{folder}: its safetensors files contain no tensor")
-    return found
+    return tensors
 
 
 def _files(folder: Path) -> list[Path]:

@@ -39,13 +39,13 @@ def differences(model: ModelConfig, other: ModelConfig) -> list[Difference]:
     """The fields in which `model` differs from `other`, each once."""
     ours = function_options(model)
     theirs = function_options(other)
-    found: dict = {}
+    different: dict = {}
     for path in ours | theirs:
         a, b = ours.get(path, ABSENT), theirs.get(path, ABSENT)
         if not _equal(a, b):
             field = path.split(".", 2)[-1] if path.startswith("layers.") else path
-            found.setdefault(field, Difference(field, path, a, b))
-    return list(found.values())
+            different.setdefault(field, Difference(field, path, a, b))
+    return list(different.values())
 
 
 def _equal(a, b) -> bool:
@@ -72,29 +72,29 @@ def _function(config, prefix: str = "") -> dict:
 
 def _block(block: BlockConfig, model: ModelConfig) -> dict:
     layout = LAYOUTS[block.layout]
-    found = {path: value for path, value in _function(block).items() if "." not in path}
+    options_of = {path: value for path, value in _function(block).items() if "." not in path}
     if not block.norm_gain:
-        del found["norm_offset"]  # of a gain
-    found["layout"] = next(name for name, each in LAYOUTS.items() if each == layout)
+        del options_of["norm_offset"]  # of a gain
+    options_of["layout"] = next(name for name, each in LAYOUTS.items() if each == layout)
     for site in layout.sites:
         spec = block.norm_at(site)
         usual = block.norm_spec()
-        found[f"norms.{site}"] = spec.kind
+        options_of[f"norms.{site}"] = spec.kind
         for name in ("gain", "bias", "epsilon"):
             if getattr(spec, name) != getattr(usual, name):
-                found[f"norms.{site}.{name}"] = getattr(spec, name)
+                options_of[f"norms.{site}.{name}"] = getattr(spec, name)
     for name, options in block.sublayers.items():
-        found |= _function(options, f"{name}.") | _computed(options, model.width, f"{name}.")
-    return found
+        options_of |= _function(options, f"{name}.") | _computed(options, model.width, f"{name}.")
+    return options_of
 
 
 def _computed(options, width: int, prefix: str) -> dict:
     """Values derived from options: different options with the same values compute the same function."""
-    found = {}
+    computed = {}
     if isinstance(options, SoftmaxConfig):
-        found["scale"] = logit_scale(options, width)
+        computed["scale"] = logit_scale(options, width)
         if options.position == "rope":
-            found["rope.size"] = rotary_size(options.head_size, options.rope.fraction)
+            computed["rope.size"] = rotary_size(options.head_size, options.rope.fraction)
     if hasattr(options, "moe"):
-        found["moe.router_bias"] = options.moe.balance == "bias"
-    return {prefix + name: value for name, value in found.items()}
+        computed["moe.router_bias"] = options.moe.balance == "bias"
+    return {prefix + name: value for name, value in computed.items()}

@@ -35,13 +35,13 @@ def dense_layers(config: dict, depth: int) -> set[int]:
 
 def write(blocks: list) -> dict:
     window = windows_of(blocks)[0]
-    found = {"use_sliding_window": window > 0, "sliding_window": window or None, "decoder_sparse_step": 1}
+    keys = {"use_sliding_window": window > 0, "sliding_window": window or None, "decoder_sparse_step": 1}
     layers = [getattr(block, "feed_forward", None) for block in blocks]  # a layout may have none
-    found["mlp_only_layers"] = [number for number, layer in enumerate(layers) if not hasattr(layer, "moe")]
+    keys["mlp_only_layers"] = [number for number, layer in enumerate(layers) if not hasattr(layer, "moe")]
     for layer in layers:
         name = "moe_intermediate_size" if hasattr(layer, "moe") else "intermediate_size"
-        found[name] = getattr(layer, "hidden", 1)
-    return found
+        keys[name] = getattr(layer, "hidden", 1)
+    return keys
 
 
 FAMILY = replace(

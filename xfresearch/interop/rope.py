@@ -31,7 +31,7 @@ def read_rope(rope: Rope, config: dict, changes: dict, kind: str = FULL) -> dict
         raise Unsupported(f"config.json: rope_type={scaling!r} is not allowed: it must be one of {', '.join(rope.scalings)}")
     name, keys = SCALINGS[scaling]
     theta = given.get("rope_theta")
-    found = {
+    options = {
         PATH + "theta": number("rope_theta", default if theta is None else theta),
         PATH + "scaling": name,
         PATH + "fraction": _fraction(rope, config, given, changes),
@@ -41,9 +41,9 @@ def read_rope(rope: Rope, config: dict, changes: dict, kind: str = FULL) -> dict
         value = given.get(theirs, DEFAULTS.get(theirs, original if ours == "original_length" else None))
         if value is None and theirs not in DEFAULTS:
             raise Unsupported(f"config.json: rope_scaling has no {theirs}: rope_type={scaling!r} requires it")
-        found[PATH + ours] = _read(theirs, value)
+        options[PATH + ours] = _read(theirs, value)
     _check_others(given, scaling, keys.values())
-    return found
+    return options
 
 
 def _given(rope: Rope, config: dict, kind: str) -> tuple[dict, float]:
@@ -134,21 +134,21 @@ def _whole(fraction) -> float:
 def write_rope(rope: Rope, full: SoftmaxConfig, sliding: SoftmaxConfig | None = None) -> dict:
     """The RoPE keys of config.json, in the form of models on the Hub. `sliding` is the attention of the sliding layers of
     a family that has a RoPE for each type of layer."""
-    found = {rope.theta: full.rope.theta} if rope.theta else {}
+    keys = {rope.theta: full.rope.theta} if rope.theta else {}
     if rope.theta:
         unscaled = {"rope_type": "default"} if rope.scaling_default else None
-        found["rope_scaling"] = _scaling(full.rope) or unscaled
+        keys["rope_scaling"] = _scaling(full.rope) or unscaled
     if rope.size:
-        found[rope.size] = rotary_size(full.head_size, full.rope.fraction)
+        keys[rope.size] = rotary_size(full.head_size, full.rope.fraction)
     if rope.fraction:
-        found[rope.fraction] = full.rope.fraction
+        keys[rope.fraction] = full.rope.fraction
     if sliding and rope.sliding_theta:
-        found[rope.sliding_theta] = sliding.rope.theta
+        keys[rope.sliding_theta] = sliding.rope.theta
     elif sliding and sliding.rope.theta != rope.sliding_theta_default:
         parts = {FULL: full.rope, SLIDING: sliding.rope}
-        found["rope_parameters"] = {kind: {"rope_theta": part.theta} | _scaling(part) for kind, part in parts.items()}
-        found["rope_scaling"] = None
-    return found
+        keys["rope_parameters"] = {kind: {"rope_theta": part.theta} | _scaling(part) for kind, part in parts.items()}
+        keys["rope_scaling"] = None
+    return keys
 
 
 def _scaling(ours: RopeConfig) -> dict:

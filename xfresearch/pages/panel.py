@@ -23,10 +23,10 @@ def panel_pictures(rows: list[dict]) -> list[tuple[str, str, Markup]]:
     rows = [row for row in rows if row["kind"] == "panel"]
     rows = [rows[at] for at in np.unique(np.linspace(0, len(rows) - 1, COLUMNS).round().astype(int))] if rows else []
     steps = tuple(str(row["step"]) for row in rows)
-    found = []
+    pictures = []
     for name, caption in CAPTIONS.items():
         values = np.array([row[name] for row in rows if name in row], np.float64).T  # null, of no number, becomes NaN
         if values.size and np.isfinite(values).any():
             title = name.replace("_", " ").capitalize()
-            found.append((title, caption, Markup(heat_map(title, values, "layer", "step", 0.0, None, steps))))
-    return found
+            pictures.append((title, caption, Markup(heat_map(title, values, "layer", "step", 0.0, None, steps))))
+    return pictures

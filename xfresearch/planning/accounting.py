@@ -72,12 +72,12 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--json", metavar="FILE", help="also write the figures as JSON")
     options = parser.parse_args(arguments)
     cases = bar(CASES, desc="compiling", unit="update", disable=None)
-    found = {case.name: compare(case) for case in cases}
+    compared = {case.name: compare(case) for case in cases}
     rows = [("config", "plan, MB", "compiled, MB", "ratio")]
-    rows += [(name, f"{a / 1e6:.0f}", f"{b / 1e6:.0f}", f"{a / b:.3f}") for name, (a, b) in found.items()]
+    rows += [(name, f"{a / 1e6:.0f}", f"{b / 1e6:.0f}", f"{a / b:.3f}") for name, (a, b) in compared.items()]
     print(table(rows))
     if options.json:
-        write_json(options.json, found)
+        write_json(options.json, compared)
 
 
 if __name__ == "__main__":

@@ -53,20 +53,20 @@ def collectives(program: Program, mesh: dict[str, int], between: str = "", slice
 
     between: the mesh axis that crosses slices. slices: the number of slices.
     """
-    found = []
+    costs = []
     asynchronous = program.asynchronous_computations()
     for name, runs in program.runs().items():
         computation = program.computations[name]
         for instruction in computation.instructions.values():
             if "_xla_megascale_transfer_type" in instruction.text and instruction.opcode == "send":
-                found.append(_between_slices(instruction, mesh, between, slices, runs))
+                costs.append(_between_slices(instruction, mesh, between, slices, runs))
             for one in _started_by(program, instruction):
                 made = _collective(one, instruction, mesh, runs)
                 if made.kind == "ragged-all-to-all":  # one of its two buffers has spare capacity
                     made = replace(made, payload=min(made.payload, _first_operand_bytes(computation, one)))
                 if len(made.group) > 1:
-                    found.append(replace(made, asynchronous=made.asynchronous or name in asynchronous))
-    return found
+                    costs.append(replace(made, asynchronous=made.asynchronous or name in asynchronous))
+    return costs
 
 
 def _between_slices(send: Instruction, mesh: dict[str, int], between: str, slices: int, runs: float) -> Collective:

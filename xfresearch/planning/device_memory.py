@@ -38,7 +38,7 @@ def kept_activations(program: Program) -> list[tuple[str, str, float]]:
 
     These are the arrays that a forward loop carries and that are empty buffers before the loop.
     """
-    found = []
+    arrays = []
     for name in program.runs():
         computation = program.computations[name]
         for loop in computation.instructions.values():
@@ -49,8 +49,8 @@ def kept_activations(program: Program) -> list[tuple[str, str, float]]:
             for operand, array in zip(start.operands, loop.outputs, strict=False):
                 stacked = array.shape[:1] == (trips,) and len(array.shape) > 1
                 if stacked and _is_empty_buffer(program, computation, operand):
-                    found.append((loop.op_name, f"{array.dtype}{list(array.shape)}", array.bytes))
-    return sorted(found, key=lambda row: -row[2])
+                    arrays.append((loop.op_name, f"{array.dtype}{list(array.shape)}", array.bytes))
+    return sorted(arrays, key=lambda row: -row[2])
 
 
 def _is_empty_buffer(program: Program, computation: Computation, name: str) -> bool:
@@ -102,7 +102,7 @@ def kept_in_trace(jaxpr, repeats: int, mesh: dict[str, int]) -> list[tuple[str, 
     width = max(carried, key=lambda v: v.aval.size).aval.shape[-1]
     made = {out: equation for equation in inner.eqns for out in equation.outvars}
     slices = {v for v, o in zip(inner.invars, scan.invars, strict=True) if o.aval.ndim == v.aval.ndim + 1}
-    found = []
+    arrays = []
     seen = set()
     for inside, outside in stacked:
         aval = outside.aval
@@ -116,8 +116,8 @@ def kept_in_trace(jaxpr, repeats: int, mesh: dict[str, int]) -> list[tuple[str, 
             name, parts = WEIGHTS, mesh["fsdp"] * mesh["tensor"]
         else:
             parts = row_parts(mesh) * mesh["context"] * (mesh["tensor"] if aval.shape[-1] != width else 1)
-        found.append((name, f"{aval.dtype}{list(aval.shape)}", aval.size * aval.dtype.itemsize / parts))
-    return sorted(found, key=lambda row: -row[2])
+        arrays.append((name, f"{aval.dtype}{list(aval.shape)}", aval.size * aval.dtype.itemsize / parts))
+    return sorted(arrays, key=lambda row: -row[2])
 
 
 def _stacked(scan) -> list[tuple]:

@@ -86,11 +86,11 @@ class _Shares:
         """Activations that the forward pass of a microbatch saves: (operation, shape, bytes per device)."""
         rows = self.config.batch_size // self.config.training.accumulate
         jaxpr = _trace_of_one_sequence(_canonical(self.config, remat))
-        found = device_memory.kept_in_trace(jaxpr, layers.most_repeats(self.config.model), self.sizes)
-        times = [1 if name == device_memory.WEIGHTS else rows for name, _, _ in found]
+        arrays = device_memory.kept_in_trace(jaxpr, layers.most_repeats(self.config.model), self.sizes)
+        times = [1 if name == device_memory.WEIGHTS else rows for name, _, _ in arrays]
         return [
             (name, f"{count} x {shape}", count * size)
-            for count, (name, shape, size) in zip(times, found, strict=True)
+            for count, (name, shape, size) in zip(times, arrays, strict=True)
             if self.config.training.attention_kernel == "plain" or not _is_attention_matrix(name, shape, self.config)
         ]
 
@@ -181,18 +181,18 @@ def _weights(config: Config, sizes: dict, params) -> list[_Weight]:
     from xfresearch.training.optimizer import trainable
 
     width = 4 if config.model.dtype == "float32" else 2
-    found = []
+    weights = []
     for part, trained in zip(trainable(config.optimizer, params), (True, False), strict=True):
         for leaf in jax.tree.leaves(part):
             spec = [(name,) if isinstance(name, str) else name or () for name in leaf.sharding.spec]
             axes = {axis for names in spec for axis in names if sizes[axis] > 1}
             whole = leaf.size * width / np.prod([sizes[axis] for axis in axes - {"fsdp"}], initial=1)
-            found.append(_Weight(float(whole), device_memory.shard_bytes(leaf), axes, trained))
-    return found
+            weights.append(_Weight(float(whole), device_memory.shard_bytes(leaf), axes, trained))
+    return weights
 
 
 def _collectives(config: Config, sizes: dict, weights: list[_Weight]) -> list[Collective]:
-    found = []
+    estimated = []
     model = config.model
     microbatches = config.training.accumulate
     passes = 2 + (config.training.remat != "none")
@@ -200,7 +200,7 @@ def _collectives(config: Config, sizes: dict, weights: list[_Weight]) -> list[Co
     def add(kind: str, axes: tuple, runs: float, payload: float, source: str) -> None:
         axes = tuple(axis for axis in axes if sizes[axis] > 1)
         if axes and payload and runs:
-            found.append(Collective(kind, axes, True, _group(axes, sizes), runs, payload, False, source, source))
+            estimated.append(Collective(kind, axes, True, _group(axes, sizes), runs, payload, False, source, source))
 
     trained = [w for w in weights if w.trained]
     gathered, scattered = (sum(w.gathered for w in each if "fsdp" in w.axes) for each in (weights, trained))
@@ -226,7 +226,7 @@ def _collectives(config: Config, sizes: dict, weights: list[_Weight]) -> list[Co
         keys = rows * config.sequence_length * traffic.context / sizes["tensor"] * width
         add("all-gather", ("context",), passes * count, keys, f"{name}: keys and values")
         add("reduce-scatter", ("context",), count, keys, f"{name}: keys and values")
-    return found
+    return estimated
 
 
 def _sums(layout: str, name: str, remat: str) -> int:

@@ -87,10 +87,10 @@ class Program:
 
     def runs(self) -> dict[str, float]:
         """How often each computation runs in one step; computations of fusions are left out."""
-        found: dict = {}
+        counts: dict = {}
 
         def visit(name: str, times: float) -> None:
-            found[name] = found.get(name, 0) + times
+            counts[name] = counts.get(name, 0) + times
             for instruction in self.computations[name].instructions.values():
                 if instruction.opcode == "while":
                     trips = self.trip_count(self.computations[name], instruction)
@@ -101,7 +101,7 @@ class Program:
                         visit(inner, times)
 
         visit(self.entry, 1)
-        return found
+        return counts
 
     def trip_count(self, computation: Computation, loop: Instruction) -> int | None:
         """How often the body of a computation's loop runs; None if the count is unreadable or depends on the data.
@@ -233,9 +233,9 @@ def _closing(text: str, start: int) -> int:
 
 
 def arrays(shape: str) -> list[Array]:
-    found = []
+    read = []
     for dtype, sizes, layout in ARRAY.findall(shape):
         sizes = tuple(int(size) for size in sizes.split(",") if size)
         # Memory spaces S(0) and S(5) are not on-chip memory.
-        found.append(Array(dtype, sizes, "S(" in layout and "S(0)" not in layout and "S(5)" not in layout))
-    return found
+        read.append(Array(dtype, sizes, "S(" in layout and "S(0)" not in layout and "S(5)" not in layout))
+    return read

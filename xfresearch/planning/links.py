@@ -110,13 +110,13 @@ def _hops(extents: list[Extent]) -> float:
 
 
 def _extents(topology: Topology, group: list[Location]) -> list[Extent]:
-    found = []
+    extents = []
     for dimension, size in enumerate(topology.shape):
         at = sorted({location.chip[dimension] for location in group})
         if len(at) > 1:
             ring = len(at) == size and size > 2 and topology.wraps(dimension)
-            found.append(Extent(len(at), (at[-1] - at[0]) / (len(at) - 1), ring))
-    return found
+            extents.append(Extent(len(at), (at[-1] - at[0]) / (len(at) - 1), ring))
+    return extents
 
 
 def _distance(topology: Topology, chain: list[Location]) -> float:

@@ -105,8 +105,8 @@ class _Program:
             return _Value(0) if isinstance(variable, core.Literal) else values[variable]
 
         for equation in jaxpr.eqns:
-            found = self._results(equation, [get(v) for v in equation.invars], uses)
-            values |= dict(zip(equation.outvars, found, strict=True))
+            results = self._results(equation, [get(v) for v in equation.invars], uses)
+            values |= dict(zip(equation.outvars, results, strict=True))
         return [get(variable) for variable in jaxpr.outvars]
 
     def _results(self, equation, given: list[_Value], uses: Counter) -> list[_Value]:

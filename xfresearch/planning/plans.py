@@ -37,8 +37,8 @@ def compiled_plan(config: Config, topology: Topology, tokens: float, devices, te
     if isinstance(compiled, program.OutOfMemory):
         return plan | {"memory": _memory_of_failed(config, sizes, state, traced, compiled)}
     works = work(compiled.program, routed_tokens(config, sizes), config.model.causal)
-    found = collectives(compiled.program, sizes, between, topology.slices)
-    timed = time_collectives(found, topology, locations(topology, mesh.devices.flat))
+    moved = collectives(compiled.program, sizes, between, topology.slices)
+    timed = time_collectives(moved, topology, locations(topology, mesh.devices.flat))
     plan["memory"] = _memory(config, topology, sizes, state, compiled)
     plan["flops"] = _flops(config, works, topology)
     plan["unknown_kernels"] = unknown_kernels(compiled.program)
@@ -105,11 +105,11 @@ def _memory(config: Config, topology: Topology, mesh: dict, state, compiled: pro
     total = sum(parts.values())
     available = topology.chip.memory
     # A program that does not fit a TPU does not compile.
-    found = {"fits": topology.tpu or total <= available, "total": total, "available": available, "parts": parts}
-    if found["fits"]:
-        return found
+    figures = {"fits": topology.tpu or total <= available, "total": total, "available": available, "parts": parts}
+    if figures["fits"]:
+        return figures
     largest = {"kept for the backward pass": kept[:LARGEST], "state": device_memory.largest_of_state(state, LARGEST)}
-    return found | {"largest": largest, "advice": advice(config, mesh, parts, available)}
+    return figures | {"largest": largest, "advice": advice(config, mesh, parts, available)}
 
 
 def _memory_of_failed(config: Config, mesh: dict, state, traced, failed: program.OutOfMemory) -> dict:
@@ -134,25 +134,25 @@ def advice(config: Config, mesh: dict[str, int], parts: dict, available: float) 
     """Changes to try if a plan does not fit, the cheapest first."""
     state = parts["parameters"] + parts["optimiser"]
     rows = config.batch_size // (row_parts(mesh) * config.training.accumulate)
-    found = []
+    lines = []
     if state > 0.4 * available and mesh["data"] > 1:
-        found.append(
+        lines.append(
             f"config.mesh.fsdp={mesh['data'] * mesh['fsdp']} instead of data: shards the state over more devices"
         )
     elif state > 0.4 * available:
-        found.append("more devices, or config.mesh.tensor: parameters and optimizer state alone take much memory")
+        lines.append("more devices, or config.mesh.tensor: parameters and optimizer state alone take much memory")
     if config.training.remat != "full":
-        found.append("config.training.remat=full: recomputes activations in the backward pass")
+        lines.append("config.training.remat=full: recomputes activations in the backward pass")
     if rows > 1:
-        found.append(
+        lines.append(
             f"config.training.accumulate={rows * config.training.accumulate}: 1 sequence per device at once, not {rows}"
         )
-        found.append(f"config.batch_size={config.batch_size // 2}")
+        lines.append(f"config.batch_size={config.batch_size // 2}")
     elif mesh["context"] == 1 and config.sequence_length >= 4096:
-        found.append("config.mesh.context=2: a device stores half of each sequence")
+        lines.append("config.mesh.context=2: a device stores half of each sequence")
     if config.model.dtype == "float32":
-        found.append("config.model.dtype=bfloat16: halves the activations")
-    return found or ["more devices"]
+        lines.append("config.model.dtype=bfloat16: halves the activations")
+    return lines or ["more devices"]
 
 
 def _flops(config: Config, works, topology: Topology) -> dict:
@@ -187,15 +187,15 @@ def estimate(config: Config, plan: dict, line: Roofline, topology: Topology, tok
     """Step time and the figures that follow from it, each as [not overlapped, overlapped]; `expected` has one of each, or
     is None where no update like this one was measured on the chip."""
     ideal = plan["model_flops"] / (topology.chip.peak(plan["dtype"]) * topology.devices)
-    found = _figures([line.serial, line.overlapped], plan, ideal, topology, tokens)
+    figures = _figures([line.serial, line.overlapped], plan, ideal, topology, tokens)
     row = most_similar(topology.family, config)
     if row is None:
-        return found | {"time": _seconds(line), "budget_tokens": tokens, "expected": None}
+        return figures | {"time": _seconds(line), "budget_tokens": tokens, "expected": None}
     recomputed = plan["flops"]["traced"] / plan["model_flops"]
     time = expected_seconds(row, ideal, recomputed, line.links + line.network)
     expected = {name: value for name, (value,) in _figures([time], plan, ideal, topology, tokens).items()}
     expected |= {"model": row.model, "settings": row.settings, "source": row.source}
-    return found | {"time": _seconds(line), "budget_tokens": tokens, "expected": expected}
+    return figures | {"time": _seconds(line), "budget_tokens": tokens, "expected": expected}
 
 
 def _seconds(line: Roofline) -> dict:
@@ -226,14 +226,15 @@ def formula_plan(config: Config, topology: Topology, tokens: float, devices) -> 
     mesh = make_mesh(config, devices)
     kernel_choices(config, mesh)  # raises UserError if the config names a kernel that does not support this machine
     sizes = dict(mesh.shape)
-    found = estimate_step(with_loss_rows(config, topology, sizes), sizes)
-    timed = time_collectives(found.collectives, topology, locations(topology, mesh.devices.flat))
+    estimated = estimate_step(with_loss_rows(config, topology, sizes), sizes)
+    timed = time_collectives(estimated.collectives, topology, locations(topology, mesh.devices.flat))
     plan = header(config, topology, sizes, "formula")
-    plan["memory"] = _memory_by_formula(config, sizes, found, topology)
-    plan["flops"] = {"traced": found.flops}
-    plan["bytes_moved"] = sum(w.runs * w.bytes for w in found.works)
+    plan["memory"] = _memory_by_formula(config, sizes, estimated, topology)
+    plan["flops"] = {"traced": estimated.flops}
+    plan["bytes_moved"] = sum(w.runs * w.bytes for w in estimated.works)
     plan["collectives"] = _table(timed)
-    return plan | estimate(config, plan, roofline(topology.chip, found.works, timed, config.model.dtype), topology, tokens)
+    line = roofline(topology.chip, estimated.works, timed, config.model.dtype)
+    return plan | estimate(config, plan, line, topology, tokens)
 
 
 def with_loss_rows(config: Config, topology: Topology, mesh: dict) -> Config:

@@ -44,32 +44,32 @@ def by_formula(
     """Every candidate that the model supports, with its plan by formula. Raises UserError if there is none."""
     from xfresearch.runtime.terminal import bar as progress_bar
 
-    found = []
+    estimated = []
     reason = ""
     options = list(candidates(config, topology, batches))
     for candidate in progress_bar(options, desc="formula", unit="plan", disable=None):
         try:
-            found.append((candidate, plans.formula_plan(candidate, topology, tokens, devices)))
+            estimated.append((candidate, plans.formula_plan(candidate, topology, tokens, devices)))
         except UserError as error:  # the mesh does not fit the model
             reason = error
-    if not found:
+    if not estimated:
         raise UserError(f"--search: no mesh of {topology.devices} devices fits this config; the last error: {reason}")
-    return found
+    return estimated
 
 
 def _compile(fitting: list, topology: Topology, tokens: float, devices) -> list[dict]:
     """Compiles the best plans of the formula, until COMPILED of them fit or twice as many have been tried."""
     from xfresearch.runtime.terminal import bar as progress_bar
 
-    found = []
+    compiled = []
     with progress_bar(total=COMPILED, desc="compiling", unit="plan", disable=None) as bar:
         for candidate, _ in fitting[: 2 * COMPILED]:
             plan = plans.compiled_plan(candidate, topology, tokens, devices)
-            found.append(plan)
+            compiled.append(plan)
             bar.update(plan["memory"]["fits"])
-            if sum(plan["memory"]["fits"] for plan in found) == COMPILED:
+            if sum(plan["memory"]["fits"] for plan in compiled) == COMPILED:
                 break
-    return found
+    return compiled
 
 
 def candidates(config: Config, topology: Topology, batches):
@@ -86,14 +86,14 @@ def meshes(config: Config, devices: int) -> list[dict[str, int]]:
     """All axis sizes to try; the product of each is the number of devices."""
     experts = max((moe.experts for moe in mixtures(config.model)), default=1)
     contexts = [n for n in _divisors(devices) if n == 1 or config.sequence_length // n >= LONG // 2]
-    found = []
+    sizes = []
     for tensor, expert, context in product(_divisors(devices, LARGEST_TENSOR), _divisors(experts), contexts):
         if devices % (tensor * expert * context):
             continue
         rest = devices // (tensor * expert * context)
         for data in _divisors(rest, config.mesh.data if config.mesh.data > 0 else rest):
-            found.append({"data": data, "fsdp": rest // data, "expert": expert, "tensor": tensor, "context": context})
-    return found
+            sizes.append({"data": data, "fsdp": rest // data, "expert": expert, "tensor": tensor, "context": context})
+    return sizes
 
 
 def _divisors(n: int, most: int | None = None) -> list[int]:

@@ -50,7 +50,7 @@ def work(program: Program, routed: float = 0, causal: bool = True) -> list[Work]
 
     routed, causal: as in `kernel_flops`.
     """
-    found = []
+    parts = []
     for name, runs in program.runs().items():
         computation = program.computations[name]
         for instruction in computation.instructions.values():
@@ -59,8 +59,8 @@ def work(program: Program, routed: float = 0, causal: bool = True) -> list[Work]
             flops = _flops(program, computation, instruction, routed, causal)
             moved = _bytes(program, computation, instruction, routed)
             if flops or moved:
-                found.append(Work(instruction.name, instruction.op_name, runs, flops, moved))
-    return found
+                parts.append(Work(instruction.name, instruction.op_name, runs, flops, moved))
+    return parts
 
 
 def _flops(
@@ -82,14 +82,14 @@ def _flops(
 
 def unknown_kernels(program: Program) -> list[str]:
     """Names of the kernels whose FLOPs are unknown."""
-    found = set()
+    unknown = set()
     for name in program.runs():
         computation = program.computations[name]
         for one in computation.instructions.values():
             kernel = one.opcode == "custom-call" and _KERNEL.search(one.text)
             if kernel and kernel_flops(one, _operands(computation, one), 0) is None:
-                found.add(re.sub(r"[.\d]+$", "", one.name))
-    return sorted(found)
+                unknown.add(re.sub(r"[.\d]+$", "", one.name))
+    return sorted(unknown)
 
 
 def _operands(computation: Computation, instruction: Instruction) -> list[Array]:

@@ -64,11 +64,11 @@ class Tokenizer:
             return self.encode(text.encode()).tolist()
         names = sorted(self.special_tokens, key=len, reverse=True)  # of two that fit, the longer one
         parts = re.split(f"({'|'.join(map(re.escape, names))})", text)
-        found: list = []
+        ids: list = []
         for part in filter(None, parts):
             special = self.special_tokens.get(part)
-            found += self.encode(part.encode()).tolist() if special is None else [special]
-        return found
+            ids += self.encode(part.encode()).tolist() if special is None else [special]
+        return ids
 
     def decode(self, ids) -> str:
         """The text of `ids`. Invalid UTF-8 becomes U+FFFD; special ids give no text."""
