@@ -114,7 +114,7 @@ def answers() -> str:
     groups = {}
     for words, (name, arm, size) in HEADLINES.items():
         outcome = _results(name)
-        found = (outcome["sizes"][size] if size else outcome["together"])["arms"][arm]
+        found = outcome["sizes"][size]["arms"][arm] if size else outcome["ladder"][arm]
         difference = found["difference"]
         label = f"{words} vs. {BASELINES[outcome['study']['baseline']]}"
         groups[label] = [Interval("", difference["mean"], difference["low"], difference["high"], found["verdict"])]
@@ -146,8 +146,8 @@ def _measured(name: str, pictured: bool) -> str:
 def _differences(outcome: dict) -> str:
     """A table of arms: verdict and difference over all sizes, then at each size."""
     study, columns = outcome["study"], {}
-    if outcome["together"]["arms"]:
-        columns[all_sizes(outcome)] = outcome["together"]["arms"]
+    if len(outcome["sizes"]) > 1 and outcome["ladder"]:
+        columns[all_sizes(outcome)] = outcome["ladder"]
     columns |= {name: here["arms"] for name, here in outcome["sizes"].items()}
     rows = []
     for arm in study["arms"]:

@@ -37,47 +37,50 @@ def main(arguments: list[str]) -> None:
         raise UserError("--config FILE or --runs RUN RUN ... is required (see --help)")
     shipped.require(options.config)
     from xfresearch.runtime.files import check_output, write_json
-    from xfresearch.studies import cells, conducting, design, report, running
+    from xfresearch.studies import cells, conducting, design, ledger, report, running
 
     study = design.read(["--config", options.config, *overrides])
+    study = design.with_sizes(study, [*conducting.added_sizes(options.workdir), *options.add_rung])
     if options.job == jobs.COUNT:
         return print(len(cells.jobs(study)))
     check_output("--workdir", f"{options.workdir}/{conducting.DESIGN}")
     conducting.require_same_design(study, options.workdir)
     store = running.open_store(options.workdir, options.reuse)
     job = None if options.job is None else jobs.chosen(cells.jobs(study), options.job)
-    solved = _plan(study, store, options)
-    if options.plan:
+    planned = _plan(study, store, options)
+    if options.plan or options.time:
         return
+    ended = conducting.results(planned.ladder, store, planned.matched)
+    ledger.begin(study, store.folder, ended.values(), options.reuse)
     write_json(store.folder / conducting.DESIGN, design.described(study))
-    found = conducting.conduct(study, store, solved, job)
-    left = conducting.left(study, found)
-    if left:
-        names = ", ".join(map("/".join, left))
-        print(f"no report yet: {len(left)} of {len(cells.cells(study))} cells have not ended ({names})")
+    found = conducting.conduct(planned.ladder, store, planned.matched, job)
+    if left := len(conducting.left(planned.ladder, found)):
+        print(f"no report yet: {left} of {left + len(found)} runs have not ended")
         return
-    results = conducting.write_report(study, store, solved, found)
+    results = conducting.write_report(planned.ladder, store, planned.matched, found)
     print("\n".join(["", *report.verdicts(results), "", f"report     {options.workdir}/report.html"]))
 
 
-def _plan(study, store, options) -> dict:
-    """Prints the plan, checks what can be checked before a run, and returns the config of each cell."""
+def _plan(study, store, options):
+    """Prints the plan, checks what can be checked before a run, and returns it."""
     from xfresearch.studies import conducting, plan, running
 
     planned = plan.make(study, _seconds_to_match(study, options) if study.match == "seconds" else {})
     configs = {cell: each.config for cell, each in planned.matched.items()}
-    ended = conducting.results(study, store, planned.matched)
-    left = conducting.left(study, ended)
+    ended = conducting.results(planned.ladder, store, planned.matched)
+    left = conducting.left(planned.ladder, ended)
     print("\n".join(plan.lines(study, planned, ended)), flush=True)
     if options.plan or left:
         running.check_figures(study, configs)
-    if options.plan or (options.job is None and conducting.starts(study, store, ended)):
+    seconds = conducting.read_seconds(study, options.workdir, configs)
+    if options.time or (options.job is None and not options.plan and conducting.starts(planned.ladder, store, ended)):
         seconds = _timed(study, options.workdir, configs)
-        print(plan.time_line(study, planned, seconds, ended, left), flush=True)
-    elif untimed := configs.keys() - conducting.read_seconds(study, options.workdir, configs).keys():
+    if untimed := configs.keys() - seconds.keys():
         arms = ", ".join(arm for arm in study.arms if any(cell.arm == arm for cell in untimed))
-        print(f"note       the report will have no seconds of {arms}: updates were not timed; --plan times them", flush=True)
-    return planned.matched
+        print(f"note       there are no seconds of {arms}: updates were not timed; --time times them", flush=True)
+    else:
+        print(plan.time_line(planned, seconds, left), flush=True)
+    return planned
 
 
 def _timed(study, workdir: str, configs: dict) -> dict:
@@ -99,7 +102,7 @@ def _seconds_to_match(study, options) -> dict:
     if options.job is not None and conducting.read_seconds(study, options.workdir, configs).keys() < configs.keys():
         raise UserError(
             f"--job={options.job} is not allowed with config.match='seconds' before updates were timed: run the command "
-            f"once with --plan, which keeps the times in {options.workdir}"
+            f"once with --time, which keeps the times in {options.workdir}"
         )
     return _timed(study, options.workdir, configs)
 
@@ -159,10 +162,13 @@ def parser() -> command.Parser:
     runs = "report on these runs instead; the first is what the others are compared with"
     made.add_argument("--runs", nargs="+", default=(), metavar="RUN", help=runs)
     made.add_argument("--workdir", metavar="DIR", required=True, help="directory of the study, local or gs://")
-    made.add_argument("--plan", action="store_true", help="print the plan, time updates, and end")
+    made.add_argument("--plan", action="store_true", help="print the plan, and end")
+    made.add_argument("--time", action="store_true", help="print the plan, time an update of every arm, and end")
     made.add_argument("--report", action="store_true", help="write the report again from results.json, and end")
     jobs.add_flag(made.add_argument, "run")
     reuse = "directories of other studies: a run whose config is the same is not trained again"
+    add = "sizes of config.more_sizes that join the ladder of the directory, with all its runs"
+    made.add_argument("--add-rung", nargs="+", default=(), metavar="SIZE", help=add)
     made.add_argument("--reuse", nargs="+", default=(), metavar="DIR", help=reuse)
     return made
 

@@ -19,5 +19,5 @@ def get_config(size: str = "full"):
     study.arms = {kind: block(f"feed_forward.kind={kind}") for kind in kinds}
     if size == "tuned":
         study.question = "Which activation is best at equal compute, with learning rates of its size?"
-        study.tune_at = ""
+        study.tune_at = ()
     return study

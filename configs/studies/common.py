@@ -21,6 +21,7 @@ MARGIN = 0.02  # bits per byte, some 1 %: what papers report as gains
 DEVIATION = 0.012  # of paired differences at one size: the median in these studies (docs/studies.md)
 SMALL = ("model.width=96", "model.depth=4", "model.blocks.main.attention.heads=3")
 LARGE = ("model.width=128", "model.depth=4", "model.blocks.main.attention.heads=4")
+GPU = ("model.width=512", "model.depth=9", "model.blocks.main.attention.heads=16")  # 29 M parameters, for --add-rung
 TINY = ("steps=30", "batch_size=8", "sequence_length=64", "optimizer.warmup=3", "evaluation.final_sequences=16")
 
 
@@ -43,11 +44,13 @@ def base(size: str, sizes: tuple[str, ...] = SIZES):
     study = default_study()
     study.base = "variants:tiny"
     study.options, study.probes = (*POSITIONS, *DATA, *TRAINING, *EVALUATION), ("copying", "recall", "induction", "sink")
-    study.sizes, study.tune_at = {"small": SMALL, "large": LARGE}, "small"
+    study.sizes, study.tune_at, study.rate_runs = {"small": SMALL, "large": LARGE}, ("small",), 1
+    study.more_sizes = {"30m": GPU}
     study.rates, study.extensions, study.margin, study.deviation = RATES, 3, MARGIN, DEVIATION
     study.solve = HIDDEN
     if size == "tiny":
         study.options = (*POSITIONS, *TINY)
-        study.sizes, study.tune_at = {"tiny": ("model.width=32", "model.depth=2")}, ""
+        study.sizes, study.tune_at = {"tiny": ("model.width=32", "model.depth=2")}, ()
+        study.more_sizes = {}
         study.rates, study.extensions, study.seeds, study.tiny = (1e-2, 3e-2), 0, 2, True
     return study

@@ -26,7 +26,8 @@ def get_config(size: str = "full"):
     }
     if size != "tiny":
         study.sizes = {f"length_{length}": _at(length) for length in (128, 512)}
-        study.tune_at, study.trend = "length_128", "sequence_length"
+        study.more_sizes = {}
+        study.tune_at, study.trend = ("length_128",), "sequence_length"
     return study
 
 
@@ -46,7 +47,8 @@ def _recall(study, lambdas: tuple[str, ...]):
         "lambda_wide": (*lambdas, *block("attention.lambdas.window=0", "attention.lambdas.key_size=64")),
     }
     study.sizes = {f"pairs_{pairs}": (f"sequence_length={3 * pairs}",) for pairs in (8, 16)}
-    study.tune_at, study.trend, study.rates = "pairs_16", "sequence_length", (2e-3, 4e-3, 8e-3)
+    study.more_sizes = {}
+    study.tune_at, study.trend, study.rates = ("pairs_16",), "sequence_length", (2e-3, 4e-3, 8e-3)
     study.metric, study.probes = "accuracy", ()
     return study
 

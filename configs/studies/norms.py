@@ -34,7 +34,8 @@ def _majority(study):
     both halves were added when the other arms had ended."""
     study.question = "What do LayerNorm's projection and scaling each do in the Majority task?"
     study.base, study.options = "brody_majority", ("steps=500", "checkpoint.every=500", "evaluation.every=25")
-    study.sizes, study.tune_at, study.match, study.solve = {"published": ()}, "", "tokens", ""
+    study.more_sizes = {}
+    study.sizes, study.tune_at, study.match, study.solve = {"published": ()}, (), "tokens", ""
     kinds = ("layer", "scale", "project", "none", *BOUNDED)
     study.arms = {kind: block(f"norms.attention_in.kind={kind}") for kind in kinds}
     # A norm of kind 'none' has no gain and no bias that the base could leave out.

@@ -44,7 +44,7 @@ def _merged(study, one_head: bool):
     study.arms = {"learned": (), "identity": IDENTITY, "merged": block("attention.query=merged")}
     if one_head:  # its size is the width, so a merged matrix has half of the pair's weights
         study.options = (*study.options, *block("attention.heads=1"))
-        study.sizes = {"small": common.SMALL[:2], "large": common.LARGE[:2]}
+        study.sizes, study.more_sizes = {"small": common.SMALL[:2], "large": common.LARGE[:2]}, {}
     else:  # width x width numbers for each head
         study.arms.merged_larger, study.solve_in.merged_larger = study.arms.merged, ""
     return study

@@ -5,8 +5,10 @@ from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
+from scipy import stats
 
-from xfresearch.studies import rates, statistics
+from xfresearch.comparing.pairing import holm
+from xfresearch.studies import rates
 from xfresearch.studies.simultaneous import Intervals, intervals
 
 SIZES, BUDGETS = (0.5e6, 1e6, 2e6), (10.0, 20.0)
@@ -45,8 +47,8 @@ def world(effect=0.0, moves=(0.0,) * (ARMS + 1), noise=(1.0,) * (ARMS + 1)) -> W
 def tuned(world: World, arm: int, rung: int, runs: int, rng) -> dict[float, list[float]]:
     """Every run of a choice of the rate, in the order in which a study makes them."""
     tried: dict[float, list[float]] = {}
-    while step := rates.next_run(tried, GRID, runs, EXTENSIONS):
-        rate, _ = step
+    while steps := rates.next_runs(tried, GRID, runs, EXTENSIONS):
+        rate, _ = steps[0]
         tried.setdefault(rate, []).append(world.run(arm, rung, rate, rng.standard_normal()))
     return tried
 
@@ -93,9 +95,13 @@ def former_verdicts(world: World, rng) -> np.ndarray:
     and at each rung t tests of pairs, corrected by Holm's method over the arms of the rung."""
     rate_A = [rates.best_rate(rates.means(tuned(world, arm, 0, 1, rng))) for arm in range(ARMS + 1)]
     values_ARN = paired_values(world, [[rate] * len(N_R) for rate in rate_A], rng)
-    words = np.empty((ARMS, len(N_R)), object)
-    for rung in range(len(N_R)):
-        differences = {arm: statistics.paired(values_ARN[arm + 1, rung], values_ARN[0, rung]) for arm in range(ARMS)}
-        for arm, decision in statistics.decisions(differences, MARGIN, ARMS).items():
-            words[arm, rung] = decision.verdict
-    return words
+    differences_ARN = values_ARN[1:] - values_ARN[0]
+    test = stats.ttest_1samp(differences_ARN, 0.0, axis=-1)
+    beyond = [stats.ttest_1samp(sign * differences_ARN, MARGIN, axis=-1, alternative="less").pvalue for sign in (1, -1)]
+    found_AR, within_AR = (_holm(p_AR) for p_AR in (test.pvalue, np.maximum(*beyond)))
+    differs = np.where(differences_ARN.mean(-1) < 0, "better", "worse")
+    return np.where(within_AR < 0.05, "equivalent", np.where(found_AR < 0.05, differs, "undecided"))
+
+
+def _holm(p_AR: np.ndarray) -> np.ndarray:
+    return np.stack([holm(list(p_A)) for p_A in p_AR.T], 1)

@@ -8,8 +8,8 @@ from tests.studies.tiny import run, time_nothing
 from xfresearch.runtime import hardware
 from xfresearch.runtime.errors import UserError
 from xfresearch.runtime.files import read_object, write_json
-from xfresearch.studies import conducting, plan, running
-from xfresearch.training.loop import Run
+from xfresearch.studies import conducting, plan
+from xfresearch.training import loop
 
 
 def stop_after_training(monkeypatch):
@@ -54,14 +54,14 @@ def test_an_arm_that_has_changed_is_timed_again(config, tmp_path, monkeypatch):
     times = iter([1.0, 0.5, 2.0])
     monkeypatch.setattr(plan, "seconds_per_update", lambda config: next(times))
     monkeypatch.setattr(plan, "relative_seconds", lambda config, baseline: next(times))
-    run(config, tmp_path, "--plan")
-    run(config, tmp_path, "--plan", "--config.rates=(1e-3,1e-2)")  # takes no more time: nothing is timed
+    run(config, tmp_path, "--time")
+    run(config, tmp_path, "--time", "--config.rates=(1e-3,1e-2)")  # takes no more time: nothing is timed
     other = "--config.arms.parallel=('model.blocks.main.layout=no_norm_between',)"
-    run(config, tmp_path, "--plan", other)
+    run(config, tmp_path, "--time", other)
     updates = read_object(tmp_path / "seconds.json")["updates"]
     assert {cell: each["seconds"] for cell, each in updates.items()} == {"tiny/base": 1.0, "tiny/parallel": 2.0}
     times = iter([4.0, 0.75])  # the baseline changes, and the machine is another one: an old time of the arm is of no use
-    run(config, tmp_path, "--plan", other, "--config.arms.base=('model.blocks.main.layout=no_residual_between',)")
+    run(config, tmp_path, "--time", other, "--config.arms.base=('model.blocks.main.layout=no_residual_between',)")
     updates = read_object(tmp_path / "seconds.json")["updates"]
     assert {cell: each["seconds"] for cell, each in updates.items()} == {"tiny/base": 4.0, "tiny/parallel": 3.0}
 
@@ -85,32 +85,13 @@ def test_a_job_that_does_not_exist_is_one_line(config, tmp_path, capsys):
             run(config, tmp_path, f"--job={wrong}")
 
 
-def test_two_processes_do_not_train_one_run(config, tmp_path, monkeypatch):
-    """The second one waits for the first, and then has nothing to do, or goes on where the first one stopped."""
-    from xfresearch.training.workdir import locked
-
-    run_of_another = tmp_path / "tiny/base/rate-0.01-seed-1000"  # the lock is the file's, not the process's
-    trained, lock = [], locked(run_of_another)
-
-    def sleep(seconds):
-        assert not trained
-        lock.__exit__(None, None, None)
-
-    monkeypatch.setattr(conducting.time, "sleep", sleep)
-    monkeypatch.setattr(running, "_trained", lambda *_: trained.append(1) or 1 / 0)
-    lock.__enter__()
-    with pytest.raises(ZeroDivisionError):
-        run(config, tmp_path, "--job=0")
-    assert trained
-
-
 def test_a_probe_that_is_added_is_measured_on_kept_checkpoints_by_another_commit(config, tmp_path, monkeypatch):
     kept = [*config, "--config.keep=True", "--config.extensions=0"]
-    run([*kept, "--config.probes=()"], tmp_path, "--job=4")
+    run([*kept, "--config.probes=()"], tmp_path)
     trained = read_object(tmp_path / "runs.json")["runs"]
     monkeypatch.setattr(hardware, "git_commit", lambda: "c0ffee")
-    monkeypatch.setattr(Run, "compile", None)  # no update is computed
-    run([*kept, "--config.probes=('copying',)"], tmp_path, "--job=4")
+    monkeypatch.setattr(loop, "alone_at_first", None)  # no update is compiled
+    run([*kept, "--config.probes=('copying',)"], tmp_path)
     measured = read_object(tmp_path / "runs.json")["runs"]
     assert measured.keys() == trained.keys()
     assert {(*each["probes"],) for each in measured.values()} == {(), ("copying",)}
@@ -121,7 +102,7 @@ def test_a_probe_that_is_added_is_measured_on_kept_checkpoints_by_another_commit
         write_json(file, result | {"data": result["data"] | {"tokenizer": "c0ffee"}})
     (tmp_path / "runs.json").unlink()
     with pytest.raises(UserError, match=r"has a run with other data \(tokenizer: 'c0ffee' -> .*: restore them, or remove"):
-        run([*kept, "--config.probes=('copying','recall')"], tmp_path, "--job=4")
+        run([*kept, "--config.probes=('copying','recall')"], tmp_path)
 
 
 @pytest.mark.parametrize("workdir", ["file", "file/below"])
@@ -141,7 +122,7 @@ def test_a_command_without_a_config_or_a_directory_is_one_line(tmp_path):
 def test_a_home_directory_is_expanded(config, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     time_nothing(monkeypatch)
-    run(config, "~/study", "--plan")
+    run(config, "~/study", "--time")
     assert (tmp_path / "study/seconds.json").exists()
 
 

@@ -11,15 +11,15 @@ from tests.studies.tiny import FILE, run, time_nothing
 from xfresearch.runtime.errors import UserError
 from xfresearch.runtime.files import read_object, write_json
 from xfresearch.studies import conducting, design, outcome, plan, report, running, tables
-from xfresearch.studies.cells import TUNING_SEED, Cell, Job, Trial, extensions, jobs, next_trial
+from xfresearch.studies.cells import TUNING_SEED, Cell, Trial, extensions
 from xfresearch.studies.running import open_store
-from xfresearch.training.claims import Busy
 
 
 def test_the_progress_counts_rates_beyond_the_grid(config, tmp_path, monkeypatch):
     """Larger rates are always better here, so that each arm tries all that the study allows."""
     chosen = replace(design.read(config), extensions=2)
-    solved, store, shown, found = plan.make(chosen).matched, open_store(tmp_path), [], {}
+    planned, store, shown, found = plan.make(chosen), open_store(tmp_path), [], {}
+    solved, ladder = planned.matched, planned.ladder
     stage = conducting.stage
 
     @contextmanager
@@ -31,17 +31,18 @@ def test_the_progress_counts_rates_beyond_the_grid(config, tmp_path, monkeypatch
     def run_trial(study, store, trial, matched, count):
         count(matched.config.steps)
         assert shown[-1].done <= shown[-1].total
-        found[trial] = {"evaluation": {"bits_per_byte": 5 - trial.rate}, "seconds": {"step": 1.0}}
+        evaluation = {"bits_per_byte": 5 - trial.rate}
+        found[trial] = {"fingerprint": trial.folder, "evaluation": evaluation, "seconds": {"step": 1.0}}
         return found[trial]
 
     monkeypatch.setattr(conducting, "stage", recorded)
     monkeypatch.setattr(conducting, "run_trial", run_trial)
-    monkeypatch.setattr(conducting, "results", lambda *_: dict(found))
-    monkeypatch.setattr(conducting, "_keep_runs", lambda *_: dict(found))
-    conducting.conduct(chosen, store, solved)
+    monkeypatch.setattr(conducting, "_keep_runs", lambda *arguments: dict(arguments[-1]))
+    conducting.conduct(ladder, store, solved)
     beyond = extensions(chosen, found)
     assert len(beyond) == chosen.extensions * len(chosen.arms) > 0
-    conducting.conduct(chosen, store, solved)  # it has all results from the start
+    monkeypatch.setattr(conducting, "results", lambda *_: found)
+    conducting.conduct(ladder, store, solved)  # it has all results from the start
     assert all(each.done == each.total == 12 * len(found) for each in shown)
 
 
@@ -49,50 +50,22 @@ def test_processes_that_write_at_once_lose_no_run(config, tmp_path, monkeypatch)
     """Between this process's last reading and writing of runs.json, another one ends a run, and then all that are left."""
     monkeypatch.setattr(conducting, "run_trial", pretend)
     chosen = replace(design.read(config), probes=())
-    solved, read = plan.make(chosen).matched, conducting.read_runs
-    base, other = Cell("tiny", "base"), Cell("tiny", "parallel")
+    planned, read = plan.make(chosen), conducting.read_runs
+    solved, other = planned.matched, Cell("tiny", "parallel")
 
     def interrupted(folder):
         before = read(folder)
-        if len(before) == 2 and len(list(tmp_path.glob("tiny/base/*/result.json"))) == 3:  # it writes its last run now
+        if len(before) == 1:  # it writes its second run now
             pretend(chosen, open_store(tmp_path), Trial(other, chosen.rates[0], TUNING_SEED), solved[other], None)
-        if len(before) == 3:
+        if len(before) == 2:
             monkeypatch.setattr(conducting, "read_runs", read)
-            conducting.conduct(chosen, open_store(tmp_path), solved)
+            conducting.conduct(planned.ladder, open_store(tmp_path), solved)
         return before
 
     monkeypatch.setattr(conducting, "read_runs", interrupted)
-    found = conducting.conduct(chosen, open_store(tmp_path), solved, Job(base, None, 1))
+    found = conducting.conduct(planned.ladder, open_store(tmp_path), solved)
     kept = running.read_runs(tmp_path)
     assert len(found) == len(kept) == 8 and {result["fingerprint"] for result in found.values()} == kept.keys()
-
-
-@pytest.mark.parametrize("numbered", [False, True], ids=["whole", "job"])
-def test_a_run_that_another_process_trains_is_left_to_it(config, tmp_path, monkeypatch, numbered):
-    """A process takes what is free, and waits for the rest: here, for the run that chooses the rate."""
-    chosen = replace(design.read(config), probes=())
-    solved, trained, waited = plan.make(chosen).matched, [], []
-    busy = Trial(Cell("tiny", "base"), chosen.rates[0], TUNING_SEED)
-
-    def run_trial(study, store, trial, matched, count):
-        if trial == busy:
-            raise Busy("another process is training in it")
-        trained.append(trial)
-        return pretend(study, store, trial, matched, count)
-
-    def sleep(seconds):
-        waited.append((seconds, len(trained)))
-        pretend(chosen, open_store(tmp_path), busy, solved[busy.cell], None)  # it ends
-
-    monkeypatch.setattr(conducting, "run_trial", run_trial)
-    monkeypatch.setattr(conducting.time, "sleep", sleep)
-    job = next(each for each in jobs(chosen) if each.cell == busy.cell and each.rate is None) if numbered else None
-    found = conducting.conduct(chosen, open_store(tmp_path), solved, job)
-    ((seconds, before),) = waited
-    assert seconds == conducting.WAIT and before >= 1 and busy not in trained  # it did not wait at once
-    assert set(found) == {busy, *trained} and len(trained) == len(set(trained))
-    assert trained[0] == busy._replace(rate=chosen.rates[1])
-    assert (len(trained) == 2) == numbered  # the other rate, and its own seed
 
 
 def test_only_an_arm_that_is_added_gets_options_later(tmp_path, monkeypatch, capsys):
@@ -105,7 +78,7 @@ def test_only_an_arm_that_is_added_gets_options_later(tmp_path, monkeypatch, cap
     third = '    study.arms.third = ("model.blocks.main.layout=no_norm_between",)\n    study.solve_in.third = ""\n'
     file.write_text(FILE.replace(end, third + end))
     run(config, tmp_path / "study")
-    assert "note       the report will have no seconds of third: updates were not timed;" in capsys.readouterr().out
+    assert "note       there are no seconds of third: updates were not timed;" in capsys.readouterr().out
     assert "There are no seconds of third, because updates" in (tmp_path / "study" / "report.md").read_text()
     changes = {"cells": '{"tiny/parallel": ("model.depth=3",)}', "solve_in": '{"parallel": "steps"}'}
     for kind, change in changes.items():
@@ -122,8 +95,8 @@ def test_times_that_cannot_be_read_are_one_line(config, tmp_path, monkeypatch):
     wrongs |= {seconds: "updates.tiny/base.seconds='1' is not allowed: it must be a number"}
     for wrong, words in wrongs.items():
         (tmp_path / "seconds.json").write_text(wrong)
-        with pytest.raises(UserError, match=f"seconds.json: {words}: remove the file, and --plan times them again"):
-            run(config, tmp_path, "--plan")
+        with pytest.raises(UserError, match=f"seconds.json: {words}: remove the file, and --time times them again"):
+            run(config, tmp_path, "--time")
 
 
 def test_a_probe_that_is_added_is_checked_before_anything_runs(config, tmp_path, monkeypatch):
@@ -141,7 +114,7 @@ def test_a_design_that_is_damaged_is_one_line(config, tmp_path, monkeypatch):
     monkeypatch.setattr(conducting, "run_trial", pretend)
     run([*config, "--config.probes=()"], tmp_path)
     kept = read_object(tmp_path / "study.json")
-    for wrong, words in (({}, "question, rule, .*solve_in"), (kept | {"arms": 3}, "arms")):
+    for wrong, words in (({}, "base, options, .*solve_in"), (kept | {"arms": 3}, "arms")):
         write_json(tmp_path / "study.json", wrong)
         with pytest.raises(UserError, match=rf"study.json is damaged or .* \(it has no {words}\): restore it"):
             run(config, tmp_path)
@@ -160,14 +133,14 @@ def test_a_probe_that_one_seed_has_shows_no_interval():
     assert tables._with_half([0.5, None, None]) == "0.500 (1 of 3 seeds)"
 
 
-def test_checkpoints_that_a_killed_process_left_are_removed(config, tmp_path):
+def test_checkpoints_that_a_killed_process_left_are_removed(config, tmp_path, monkeypatch):
     chosen = replace(design.read(config), probes=())
-    solved = plan.make(chosen).matched
-    cell, matched = next(iter(solved.items()))
-    trial = next_trial(chosen, {}, cell)
-    pretend(chosen, open_store(tmp_path), trial, matched, None)
+    planned = plan.make(chosen)
+    trial = planned.ladder.ready({})[0]
+    pretend(chosen, open_store(tmp_path), trial, planned.matched[trial.cell], None)
     (tmp_path / trial.folder / "checkpoints" / "12").mkdir(parents=True)
-    conducting._tidy_all(chosen, open_store(tmp_path), [trial])
+    monkeypatch.setattr(conducting, "run_trial", pretend)
+    assert trial in conducting.conduct(planned.ladder, open_store(tmp_path), planned.matched, 0)
     assert not (tmp_path / trial.folder / "checkpoints").exists()
 
 
@@ -195,7 +168,7 @@ def test_a_rate_at_the_edge_is_told_for_each_size_that_tunes(config, tmp_path, m
     here["arms"]["parallel"] |= {"edge": "high"}
     two = results | {"sizes": {"tiny": here, "other": here}}
     assert [line.split(",")[1].strip().partition(" at ")[2] for line in report._edge(two, "parallel")] == ["tiny", "other"]
-    two["study"]["tune_at"] = "other"
+    two["study"]["tune_at"] = ["other"]
     assert len(report._edge(two, "parallel")) == 1 and " at other" not in report._edge(two, "parallel")[0]
 
 
@@ -210,3 +183,11 @@ def test_the_time_of_a_run_is_that_of_all_its_processes():
     assert running.seconds(run_of(probes=0.5, compile=0.5)) == 10
     shares = outcome.shares([run_of(compile=1.0, probes=0.0), run_of(probes=1.0)])
     assert shares == pytest.approx({"updates": 0.8, "held-out metrics": 0.1, "probes": 0.05, "overhead": 0.05})
+
+
+def test_a_run_that_resumes_counts_what_it_had():
+    counted = []
+    shown = running.Counted(counted.append)
+    for step in (301, 302):
+        shown.on_step(step, {})
+    assert sum(counted) == 302

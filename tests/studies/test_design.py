@@ -18,8 +18,9 @@ from xfresearch.data.pipeline import Batches
 from xfresearch.models import transformer
 from xfresearch.runtime.errors import UserError
 from xfresearch.studies import cells, design, matching, plan
-from xfresearch.studies.cells import TUNING_SEED, Cell, Job, Trial, next_trial, startable_for
+from xfresearch.studies.cells import TUNING_SEED, Cell, Ladder, Trial
 from xfresearch.studies.design import Study
+from xfresearch.studies.rates import carry
 
 FILE = "configs/studies/w_o.py:tiny"
 STUDY = Study(
@@ -30,6 +31,7 @@ STUDY = Study(
     arms={"base": (), "wide": ("model.blocks.main.feed_forward.hidden=256",)},
     baseline="base",
     rates=(1e-3, 1e-2),
+    rate_runs=1,
     extensions=2,
     seeds=3,
 )
@@ -101,7 +103,8 @@ def test_sizes_are_in_the_order_of_their_parameters():
         ("seeds=1001", "seeds=1001 is not allowed: it must be at least 2 and at most 1000"),
         ("match=parameter", "match='parameter' is not allowed: it must be one of 'flops', 'parameters', 'tokens'"),
         ("match=tokens", "solve=.* is not allowed: it must be '' with match='tokens'"),
-        ("tune_at=smal", "tune_at='smal' is not allowed: it must be '' or one of tiny"),
+        ("tune_at=('smal',)", r"tune_at='smal' is not allowed: it must be rungs, \(\) or some of tiny"),
+        ("budgets=(20.0,10.0)", r"budgets=\(20.0, 10.0\) is not allowed: it must be numbers above 0 in ascending order"),
         ("match=seconds", "solve=.* is not allowed: it must be 'steps' with match='seconds'"),
         ("probes=('attention.',)", r"probes='attention.' is not allowed: it must be ANALYSIS.FIGURE, of one of attention, "),
         ("probes=('patching.x',)", r"probes='patching.x' is not allowed"),
@@ -237,10 +240,6 @@ def test_labels_have_no_bits_per_byte():
         plan.make(design.read([*majority, "--config.probes=('copying','recall','sink')"]))
 
 
-def test_sizes_have_a_trend_from_a_factor_of_1_3_on():
-    assert matching.has_trend([100, 130]) and not matching.has_trend([100, 129])
-
-
 def test_names_are_those_of_directories():
     with pytest.raises(UserError, match="arms='a/b' is not allowed: it must be letters"):
         design.require_names(replace(STUDY, arms={"a/b": (), "base": ()}))
@@ -253,12 +252,20 @@ def test_an_arm_may_solve_for_another_option():
     assert matched(study, "wide").solved == ""
 
 
-def follow(losses: dict[float, float], study: Study = STUDY) -> list[Trial]:
-    """All runs of a cell, whose rates have these losses and whose seeds all end."""
+def ladder(study: Study = STUDY) -> Ladder:
+    """Whose second rung has twice the parameters and tokens."""
+    names = [rung.name for rung in design.rungs(study)]
+    tuned = [names.index(cell.rung) for cell in cells.tuned(study) if cell.arm == "base"]
+    return Ladder(study, carry(np.log([[2.0**at, 2.0**at] for at in range(len(names))]), tuned))
+
+
+def follow(losses: dict[float, float], study: Study = STUDY, cell: Cell = CELL) -> list[Trial]:
+    """All runs of an arm at a rung, and those that choose its rate, whose rates have these losses; all seeds end."""
     results, found = {}, []
-    while trial := next_trial(study, results, CELL):
-        results[trial] = losses[trial.rate] if trial.seed == TUNING_SEED else 1.0
-        found.append(trial)
+    while ready := [each for each in ladder(study).ready(results) if each.cell in (cell, *ladder(study).sources(cell))]:
+        trial = ready[0]
+        results[trial] = losses[trial.rate] if trial.tunes else 1.0
+        found += [trial] if trial.tunes or trial.cell == cell else []
     return found
 
 
@@ -274,40 +281,47 @@ def test_a_best_rate_at_the_edge_extends_the_grid_as_often_as_allowed():
     assert len(follow({1e-3: 1.0, 1e-2: 2.0}, replace(STUDY, extensions=0))) == 5
 
 
-def test_rates_may_be_chosen_at_one_size():
-    study, large = replace(STUDY, tune_at="a"), Cell("b", "wide")
-    results, found = {}, []
-    while trial := next_trial(study, results, large):
-        results[trial] = {1e-3: 3.0, 1e-2: 2.0, 1e-1: 2.5}[trial.rate]
-        found.append(trial)
+def test_rates_may_be_chosen_at_one_rung():
+    study, large = replace(STUDY, tune_at=("a",)), Cell("b", "wide")
+    found = follow({1e-3: 3.0, 1e-2: 2.0, 1e-1: 2.5}, study, large)
     assert [trial.cell for trial in found] == [CELL] * 3 + [large] * 3
     assert [trial.rate for trial in found[3:]] == [1e-2] * 3
-    assert len(list(cells.planned(study))) == 2 * (2 + 3) + 2 * 3
+    assert len(ladder(study).expected({})) == 2 * (2 + 3) + 2 * 3
+    assert len(cells.jobs(study)) == 2 * (2 + 2) + 4 * 3  # with two rates beyond the grid
 
 
-def test_jobs_are_numbered_rates_first():
-    every = cells.jobs(STUDY)
-    count = len(cells.cells(STUDY))
-    assert len(every) == len(list(cells.planned(STUDY))) == count * (len(STUDY.rates) + STUDY.seeds)
-    assert [job.seed for job in every] == [TUNING_SEED] * 2 * count + [0, 1, 2] * count
-    at_one_size = cells.jobs(replace(STUDY, tune_at="a"))
-    assert [job.cell.size for job in at_one_size if job.rate] == ["a"] * 4 and len(at_one_size) == 2 * (2 + 3) + 2 * 3
-    assert plan._ranges([0, 1, 2, 5, 7, 8]) == "0-2,5,7-8"
+def test_rates_of_two_rungs_go_on_to_a_third():
+    sizes = {"a": (), "b": ("model.width=64",), "c": ("model.width=96",)}
+    study = replace(STUDY, sizes=sizes, tune_at=("a", "b"), rates=(1e-3, 2e-3, 4e-3), rate_runs=2, seeds=2)
+    results = {}
+    while ready := ladder(study).ready(results):
+        assert len({trial.cell.rung for trial in ready if trial.tunes}) != 1 or not all(t.tunes for t in ready)
+        for trial in ready:
+            best = {"a": math.log(2e-3), "b": math.log(2e-3 * 2**-0.5)}.get(trial.cell.rung, 0.0)
+            results[trial] = (math.log(trial.rate) - best) ** 2
+    decided = {trial.cell.rung: trial.rate for trial in results if not trial.tunes}
+    assert decided == {"a": 2e-3, "b": 1.41e-3, "c": 9.94e-4}  # by a power of -1/2 in the parameters
+    assert not ladder(study).expected(results)
 
 
-def test_a_job_of_a_seed_needs_the_runs_that_choose_its_rate():
-    """In any order of the jobs: so no job waits for one that may never start."""
-    job = Job(CELL, None, 1)
-    results, found = {}, []
-    while trials := startable_for(STUDY, results, job):
-        found.append(trials[-1])  # the others may be trained elsewhere
-        results[trials[-1]] = {1e-3: 3.0, 1e-2: 2.0, 1e-1: 2.5}[trials[-1].rate]
-    assert [(trial.rate, trial.seed) for trial in found] == [
-        *((rate, TUNING_SEED) for rate in (1e-2, 1e-3, 1e-1)),
-        (1e-2, 1),
-    ]
-    assert startable_for(STUDY, results, Job(CELL, 1e-3, TUNING_SEED)) == []
-    assert startable_for(STUDY, {}, Job(CELL, 1e-3, TUNING_SEED)) == [Trial(CELL, 1e-3, TUNING_SEED)]
+def test_a_budget_is_tokens_for_each_parameter_of_the_baseline():
+    study = replace(STUDY, budgets=(0.5, 2.0), solve_in={"wide": ""})
+    assert [rung.name for rung in design.rungs(study)] == ["a-x0.5", "a-x2", "b-x0.5", "b-x2"]
+    found = matching.all_matched(study, {})
+    for cell, each in found.items():
+        baseline = found[Cell(cell.rung, "base")]
+        ratio = matching.tokens(each.config) / baseline.parameters
+        assert ratio == pytest.approx(0.5 if cell.rung.endswith("x0.5") else 2.0, rel=0.1)
+    steps = {cell.rung: each.config.steps for cell, each in found.items()}
+    assert steps["b-x2"] == pytest.approx(4 * steps["b-x0.5"], abs=2)
+    assert matching.ladder(study, found).carry.tuned == (0, 1, 2, 3)
+
+
+def test_a_size_of_the_further_ones_joins_the_ladder():
+    study = replace(STUDY, more_sizes={"c": ("model.width=96",)})
+    assert list(design.with_sizes(study, ["c", "a"]).sizes) == ["a", "b", "c"]
+    with pytest.raises(UserError, match="add_rung='d' is not allowed: it must be one of config.more_sizes, c"):
+        design.with_sizes(study, ["d"])
 
 
 def test_a_rate_that_diverges_bounds_the_grid_and_smaller_ones_are_tried_if_all_do():
@@ -315,23 +329,21 @@ def test_a_rate_that_diverges_bounds_the_grid_and_smaller_ones_are_tried_if_all_
     assert [trial.rate for trial in follow(dict.fromkeys((1e-3, 1e-2, 1e-4, 1e-5), math.nan))] == [1e-3, 1e-2, 1e-4, 1e-5]
 
 
-def test_rates_beyond_the_grid_leave_as_many_planned_runs():
+def test_the_time_is_that_of_the_runs_that_are_left():
     study = replace(STUDY, solve_in={"wide": ""}, sizes={"a": (), "b": ("model.depth=3",)})
     made = plan.make(study)
-    ended = [Trial(CELL, rate, TUNING_SEED) for rate in (1e-3, 1e-2, 1e-1, 1.0)]
-    hours = 18 * made.matched[CELL].config.steps / 3600  # 20 runs are planned, and two of the four are not
+    left = made.ladder.expected({Trial(CELL, 1e-3, TUNING_SEED): 1.0})
+    assert len(left) == 19
+    hours = 19 * made.matched[CELL].config.steps / 3600
     seconds = dict.fromkeys(made.matched, 360.0)
-    assert f"some {360 * hours:.1f} hours" in plan.time_line(study, made, seconds, ended, made.matched)
-    assert "some 0.0 minutes" in plan.time_line(study, made, seconds, [], ())  # all arms diverged at every rate
-    assert not any("trend" in line for line in plan.lines(study, made, ended))
-    near = {cell: each._replace(parameters=100 + (cell.size == "b")) for cell, each in made.matched.items()}
-    line = "trend      none: the sizes differ by less than 1.3 times in parameters"
-    assert line in plan.lines(study, made._replace(matched=near), ended)
+    assert f"some {360 * hours:.1f} hours" in plan.time_line(made, seconds, left)
+    assert "some 0.0 minutes" in plan.time_line(made, seconds, [])
+    assert any(line.startswith("ladder     2 x 1: to say how far") for line in plan.lines(study, made, []))
 
 
 def test_a_plan_counts_all_runs():
-    found = list(cells.planned(STUDY))
-    assert len(found) == len(set(found)) == 2 * 2 * (2 + 3)
+    found = ladder().expected({})
+    assert len(found) == 2 * 2 * (2 + 3)
     assert cells.cells(STUDY) == [Cell("a", "base"), Cell("a", "wide"), Cell("b", "base"), Cell("b", "wide")]
 
 

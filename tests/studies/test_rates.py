@@ -13,8 +13,8 @@ from xfresearch.studies import rates
 def followed(losses: dict[float, float], runs: int = RUNS, extensions: int = EXTENSIONS) -> dict[float, list[float]]:
     """All runs of a choice, whose rates have these losses, and 9 elsewhere."""
     tried: dict[float, list[float]] = {}
-    while step := rates.next_run(tried, GRID, runs, extensions):
-        rate, had = step
+    while steps := rates.next_runs(tried, GRID, runs, extensions):
+        rate, had = steps[0]
         assert had == len(tried.get(rate, []))
         tried.setdefault(rate, []).append(losses.get(rate, 9.0))
     return tried
@@ -34,8 +34,8 @@ def test_a_rate_that_diverges_is_not_run_again_and_bounds_the_grid():
 def test_further_runs_may_show_another_best_rate():
     losses = {0.004: [2.5] * 3, 0.008: [1.9, 2.4, 2.4], 0.016: [2.0, 2.0, 2.0], 0.032: [2.2] * 3}
     tried: dict[float, list[float]] = {}
-    while step := rates.next_run(tried, GRID, RUNS, EXTENSIONS):
-        rate, had = step
+    while steps := rates.next_runs(tried, GRID, RUNS, EXTENSIONS):
+        rate, had = steps[0]
         tried.setdefault(rate, []).append(losses[rate][had])
     assert len(tried[0.032]) == 3 and rates.best_rate(rates.means(tried)) == 0.016
 

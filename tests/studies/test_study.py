@@ -16,7 +16,7 @@ from xfresearch import study
 from xfresearch.runtime.errors import UserError
 from xfresearch.runtime.files import read_object, write_json
 from xfresearch.studies import conducting, design, outcome, plan, report, running
-from xfresearch.studies.cells import TUNING_SEED, Cell, planned
+from xfresearch.studies.cells import Cell
 from xfresearch.studies.running import open_store
 from xfresearch.training import workdir
 from xfresearch.training.metrics import read_metrics
@@ -27,7 +27,7 @@ def without_times(results: dict) -> dict:
     size = results["sizes"]["tiny"]
     shares = {name: arm.get("saved", {}) | {"seconds": 0} for name, arm in size["arms"].items()}
     arms = {name: arm | {"seconds": 0, "saved": shares[name]} for name, arm in size["arms"].items()}
-    return results | {"sizes": size | {"arms": arms}, "seconds": 0, "shares": 0, "made": 0}
+    return results | {"sizes": size | {"arms": arms}, "seconds": 0, "shares": 0, "made": 0, "versions": 0}
 
 
 @pytest.fixture(scope="module")
@@ -76,8 +76,8 @@ def test_checkpoints_are_removed_and_curves_are_kept(finished):
 
 
 def test_a_curve_is_of_one_text_and_the_metric_of_another(config, finished):
-    chosen, solved = design_of(config)
-    found = conducting.results(chosen, open_store(finished), solved)
+    chosen, ladder, solved = design_of(config)
+    found = conducting.results(ladder, open_store(finished), solved)
     evaluation = next(iter(solved.values())).config.evaluation
     for trial, result in found.items():
         assert result["evaluation"]["units"] == evaluation.final_sequences == 16 != evaluation.sequences
@@ -89,84 +89,73 @@ def test_a_curve_is_of_one_text_and_the_metric_of_another(config, finished):
 
 
 def test_what_a_text_adds_to_all_runs_is_no_error_of_their_difference(config, finished):
-    chosen, solved = design_of(config)
-    found = conducting.results(chosen, open_store(finished), solved)
+    chosen, ladder, solved = design_of(config)
+    found = conducting.results(ladder, open_store(finished), solved)
     rng, sizes_B = np.random.default_rng(0), np.full(64, 100)
     text_B, errors = rng.normal(200, 20, 64), {"base": 0.5, "parallel": 0.5}
     for trial in found:
         values_B = text_B + rng.normal(0, errors[trial.cell.arm], 64)
         found[trial] = found[trial] | {"blocks": {"values": list(values_B), "sizes": list(sizes_B)}}
-    arm = outcome.outcome_of(chosen, solved, found)["sizes"]["tiny"]["arms"]["parallel"]
+    arm = outcome.outcome_of(ladder, solved, found)["sizes"]["tiny"]["arms"]["parallel"]
     assert arm["sampling_error"] == pytest.approx(20 / 100 / 8, rel=0.3)
     of_two_means = math.hypot(0.5, 0.5) / math.sqrt(2) / 100 / 8  # of two runs each
     assert arm["difference_sampling_error"] == pytest.approx(of_two_means, rel=0.3)
 
 
-def test_all_sizes_together_show_what_no_size_does(config, finished):
-    """Planted differences of 0.03 at both sizes, with noise that is larger than them at each, and cancels over both."""
-    chosen, solved = design_of(config)
-    template = next(iter(conducting.results(chosen, open_store(finished), solved).values()))
-    chosen = replace(chosen, seeds=4, sizes={"small": chosen.sizes["tiny"], "large": ("model.width=24", "steps=12")})
-    noise_N = np.array([0.05, -0.06, 0.055, -0.05])
-    found = {}
-    for trial in planned(chosen):
-        sign = 1 if trial.cell.size == "small" else -1
-        if trial.seed == TUNING_SEED:
-            value = 2 - trial.rate
-        else:
-            noise = noise_N[trial.seed]
-            value = 2 + 0.1 * noise + (trial.cell.arm == "parallel") * (0.03 + sign * noise + 0.001 * trial.seed)
-        found[trial] = template | {"evaluation": {"bits_per_byte": value}}
-    results = outcome.outcome_of(chosen, plan.make(chosen).matched, found)
-    assert {here["arms"]["parallel"]["verdict"] for here in results["sizes"].values()} == {"undecided"}
-    together = results["together"]["arms"]["parallel"]
-    assert together["verdict"] == "worse" and together["difference"]["mean"] == pytest.approx(0.0315)
-    assert results["together"]["deviation"] < 0.05 * min(here["deviation"] for here in results["sizes"].values())
-    line = report.verdicts(results)[0]
-    assert line.startswith("parallel is worse than base over both sizes: +0.0315") and "undecided at small" in line
-    assert "## Both sizes" in report.markdown(results) and "both sizes: worse" in report.picture(results)
+def test_an_arm_that_gains_nothing_by_its_size_is_named(config, finished):
+    """Where its learning rate was not tried."""
+    chosen, ladder, solved = design_of(config)
+    template = next(iter(conducting.results(ladder, open_store(finished), solved).values()))
+    chosen = replace(chosen, seeds=2, sizes={"small": chosen.sizes["tiny"], "large": ("model.width=24", "steps=12")})
+    planned = plan.make(chosen)
+    trials, found = planned.ladder.ready({}), {}
+    while trials:
+        for trial in trials:
+            value = 2 - 1e-3 * trial.seed - (0 if trial.tunes else 1e-4 * (trial.cell.rung == "small"))
+            found[trial] = template | {"evaluation": {"bits_per_byte": value}}
+        trials = planned.ladder.ready({each: result["evaluation"]["bits_per_byte"] for each, result in found.items()})
+    results = outcome.outcome_of(planned.ladder, planned.matched, found)
     assert not any("gains nothing" in line for line in report.notes(results))  # each size has its own rates
-    tuned = results | {"study": results["study"] | {"tune_at": "small"}}
+    tuned = results | {"study": results["study"] | {"tune_at": ["small"]}}
     lines = [line for line in report.notes(tuned) if "gains nothing" in line]
-    assert [line.split()[0] for line in lines] == ["base", "parallel"] and "at small and 1.9999 at large" in lines[0]
-    tuned["study"]["tune_at"] = "large"
+    assert [line.split()[0] for line in lines] == ["base", "parallel"]
+    tuned["study"]["tune_at"] = ["large"]
     assert not any("gains nothing" in line for line in report.notes(tuned))
-    line = next(line for line in report.notes(results) if "depend on each other" in line)
-    assert line.startswith("parallel: ") and "the mean over both sizes" in line and "interval of -0.0224 to +0.0854" in line
-    failed = next(trial for trial in found if trial.cell == Cell("large", "parallel") and trial.seed == 2)
+    failed = next(trial for trial in found if trial.cell == Cell("large", "parallel") and not trial.tunes)
     found[failed] = {**template, "evaluation": {}, "diverged": "the loss is not finite"}
-    results = outcome.outcome_of(chosen, plan.make(chosen).matched, found)
-    assert results["together"]["arms"] == {} and "both sizes" not in report.markdown(results)
+    results = outcome.outcome_of(planned.ladder, planned.matched, found)
+    assert results["ladder"] == {} and "both sizes" not in report.markdown(results)
     assert report.verdicts(results)[0].startswith("parallel: no verdict at large: a run diverged (large/parallel/")
 
 
 def test_curves_of_the_accuracy_are_of_its_errors(config, finished):
     """An arm that is worse at every point never reaches the baseline, and saves nothing."""
-    chosen, solved = design_of(config)
-    found = conducting.results(chosen, open_store(finished), solved)
+    chosen, ladder, solved = design_of(config)
+    found = conducting.results(ladder, open_store(finished), solved)
     for trial, result in found.items():
         accuracy = 0.7 if trial.cell.arm == "parallel" else 0.8
-        if trial.seed == TUNING_SEED:
+        if trial.tunes:
             accuracy = 1 - result["evaluation"]["bits_per_byte"] / 100  # the same rates are best
         curve = [(step, accuracy * step / 12) for step in (4, 8, 12)]
         found[trial] = result | {"evaluation": {"accuracy": accuracy}, "curve": curve}
-    arm = outcome.outcome_of(replace(chosen, metric="accuracy"), solved, found)["sizes"]["tiny"]["arms"]["parallel"]
+    of_errors = ladder._replace(study=replace(chosen, metric="accuracy"))
+    arm = outcome.outcome_of(of_errors, solved, found)["sizes"]["tiny"]["arms"]["parallel"]
     assert arm["curve"][-1][1] == pytest.approx(0.3) and arm["verdict"] == "worse"
     saved, lost = arm["saved"]["training_flops"]
     assert math.isnan(saved) and lost > 0
 
 
 def test_runs_that_a_design_does_not_need_now_stay_in_the_file(config, finished, tmp_path):
-    chosen, solved = design_of(config)
+    chosen, ladder, solved = design_of(config)
     for name in ("study.json", "runs.json"):
         (tmp_path / name).write_bytes((finished / name).read_bytes())
     before = running.read_runs(tmp_path)
     longer = {cell: each._replace(config=replace(each.config, steps=13)) for cell, each in solved.items()}
-    trial = next(iter(conducting.results(chosen, open_store(finished), solved)))
+    trial = next(iter(conducting.results(ladder, open_store(finished), solved)))
     other = before[next(iter(before))] | {"fingerprint": "other"}
     result = other | {"fingerprint": running.fingerprint(running.config_of_trial(trial, longer[trial.cell].config))}
     write_json(tmp_path / trial.folder / "result.json", result)
-    conducting._keep_runs(chosen, open_store(tmp_path), longer)
+    conducting._keep_runs(ladder, open_store(tmp_path), longer, {})
     assert running.read_runs(tmp_path) == before | {result["fingerprint"]: result}
 
 
@@ -189,8 +178,8 @@ def test_a_finished_study_trains_nothing_again(config, finished, no_training):
 
 
 def test_results_of_another_config_do_not_count(config, finished):
-    chosen, solved = design_of(config)
-    found = conducting.results(chosen, open_store(finished), solved)
+    chosen, ladder, solved = design_of(config)
+    found = conducting.results(ladder, open_store(finished), solved)
     trial, cell = next(iter(found)), next(iter(solved))
     store, other = open_store(finished), replace(solved[cell].config, steps=13)
     assert store.find(chosen, trial, solved[cell].config) and store.find(chosen, trial, other) is None
@@ -203,35 +192,35 @@ def test_results_of_another_config_do_not_count(config, finished):
 
 
 def test_probes_are_measured_on_runs_that_are_compared(config, finished):
-    chosen, solved = design_of(config)
-    found = conducting.results(chosen, open_store(finished), solved)
+    chosen, ladder, solved = design_of(config)
+    found = conducting.results(ladder, open_store(finished), solved)
     measured = {(trial.tunes, *result["probes"]) for trial, result in found.items()}
     assert measured == {(True,), (False, *chosen.probes)}
 
 
 def test_runs_that_read_other_data_are_refused(config, finished, monkeypatch, no_training):
-    chosen, solved = design_of(config)
-    found = conducting.results(chosen, open_store(finished), solved)
+    chosen, ladder, solved = design_of(config)
+    found = conducting.results(ladder, open_store(finished), solved)
     trial, result = list(found.items())[-1]
     assert "tokenizer" in result["data"] and any(name.startswith("train split of") for name in result["data"])
     found[trial] = result | {"data": result["data"] | {"tokenizer": "c0ffee"}}
     with pytest.raises(UserError, match=f"{trial.folder}: its tokenizer has the digest c0ffee, and that of the other runs"):
-        outcome.outcome_of(chosen, solved, found)
+        outcome.outcome_of(ladder, solved, found)
     monkeypatch.setattr(conducting, "results", lambda *_: found)
     with pytest.raises(UserError, match="its tokenizer has the digest c0ffee"):  # before anything runs
-        conducting.conduct(chosen, open_store(finished), solved, list(solved))
+        conducting.conduct(ladder, open_store(finished), solved)
 
 
 def test_the_report_says_where_and_with_which_versions_runs_were_made(config, finished, tmp_path):
-    chosen, solved = design_of(config)
-    found = conducting.results(chosen, open_store(finished), solved)
-    one = outcome.outcome_of(chosen, solved, found)
+    chosen, ladder, solved = design_of(config)
+    found = conducting.results(ladder, open_store(finished), solved)
+    one = outcome.outcome_of(ladder, solved, found)
     assert not any("sets of versions" in line for line in report.notes(one))
     trial, result = list(found.items())[-1]
     made = result["made"]
     machine = made["machine"] | {"cpu": "another", "matmul_precision": "highest"}
     other = {"machine": machine, "versions": made["versions"] | {"jax": "0.0.1"}}
-    several = outcome.outcome_of(chosen, solved, found | {trial: result | {"made": made | other}})
+    several = outcome.outcome_of(ladder, solved, found | {trial: result | {"made": made | other}})
     assert "2 sets of versions" in "\n".join(report.notes(several))
     assert "jax 0.0.1" in report.markdown(several)
     first, second = several["made"]["runs"]
@@ -242,7 +231,7 @@ def test_the_report_says_where_and_with_which_versions_runs_were_made(config, fi
 @pytest.mark.parametrize(
     "change, message",
     [
-        ("margin=0.5", r"config.margin=0.5 is not allowed with --workdir=.*, which began with 0.02"),
+        ("multiple=4", r"config.multiple=4 is not allowed with --workdir=.*, which began with 8"),
         ("rates=(1e-3,1e-2)", r"config.rates=\[0.001, 0.01\] is not allowed"),
         ("arms.base=('model.width=8',)", r"config.arms.base=\['model.width=8'\] is not allowed with .* began with \[\]"),
         ("sizes.tiny=('model.width=8',)", r"config.sizes.tiny=.* is not allowed"),
@@ -256,38 +245,40 @@ def test_a_design_does_not_change_after_the_runs(config, finished, change, messa
     assert all(path.read_bytes() == kept for path, kept in before.items())
 
 
-def test_numbered_jobs_do_a_run_each_and_the_last_one_reports(config, finished, tmp_path, capsys, monkeypatch):
-    """In any order: the first job of a seed tries the rates, too."""
-    for number in (7, 4, 5, 6):
+def test_jobs_of_an_array_make_one_run_each(config, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(workdir, "in_bucket", lambda path: True)  # runs are claimed, and not locked
+    for number, name in enumerate(("SLURM_ARRAY_TASK_ID", "JOB_COMPLETION_INDEX")):
         with monkeypatch.context() as patch:
-            patch.setenv(("SLURM_ARRAY_TASK_ID", "JOB_COMPLETION_INDEX")[number % 2], str(number))
-            patch.setattr(workdir, "in_bucket", lambda path: True)  # runs are claimed, and not locked
+            patch.setenv(name, str(number))
             run(config, tmp_path, "--job=auto")
-        assert (tmp_path / "results.json").exists() == (number == 6) != ("no report yet" in capsys.readouterr().out)
-    assert without_times(read_object(tmp_path / "results.json")) == without_times(read_object(finished / "results.json"))
+        assert len(running.read_runs(tmp_path)) == number + 1
+    assert "no report yet: 6 of 8 runs have not ended" in capsys.readouterr().out
+    for wrong in ("8", "-1", "auto"):
+        with pytest.raises(UserError, match=f"--job={wrong} is not allowed: it must be at least 0 and at most 7"):
+            run(config, tmp_path, f"--job={wrong}")
 
 
 def test_a_seed_that_is_missing_or_diverged_makes_no_verdict(config, finished, tmp_path):
-    chosen, solved = design_of(config)
-    found = conducting.results(chosen, open_store(finished), solved)
+    chosen, ladder, solved = design_of(config)
+    found = conducting.results(ladder, open_store(finished), solved)
     trials = list(found)
     with pytest.raises(UserError, match="the study has no result of tiny/"):
-        outcome.outcome_of(chosen, solved, {trial: found[trial] for trial in trials[:-1]})
+        outcome.outcome_of(ladder, solved, {trial: found[trial] for trial in trials[:-1]})
     broken = found | {trials[-1]: found[trials[-1]] | {"evaluation": {}}}
-    write_json(tmp_path / "results.json", outcome.outcome_of(chosen, solved, broken))
+    write_json(tmp_path / "results.json", outcome.outcome_of(ladder, solved, broken))
     written = read_object(tmp_path / "results.json")
     size = written["sizes"]["tiny"]
     assert "diverged" in size["failures"]["parallel"] and "verdict" not in size["arms"]["parallel"]
     report.write(tmp_path, written)
     assert "| parallel |  |  |  |  |  | no verdict |" in (tmp_path / "report.md").read_text()
-    assert "parallel" not in outcome.outcome_of(chosen, solved, found)["sizes"]["tiny"]["failures"]
+    assert "parallel" not in outcome.outcome_of(ladder, solved, found)["sizes"]["tiny"]["failures"]
 
 
 def test_an_arm_that_diverges_at_every_rate_leaves_the_others_their_verdict(config, finished, tmp_path):
-    chosen, solved = design_of(config)
-    found = conducting.results(chosen, open_store(finished), solved)
+    chosen, ladder, solved = design_of(config)
+    found = conducting.results(ladder, open_store(finished), solved)
     of_parallel = {trial: found[trial] | {"evaluation": {}} for trial in found if trial.cell.arm == "parallel"}
-    outcome_found = outcome.outcome_of(chosen, solved, found | of_parallel)
+    outcome_found = outcome.outcome_of(ladder, solved, found | of_parallel)
     assert outcome_found["sizes"]["tiny"]["failures"] == {"parallel": "a run diverged (every learning rate)"}
     write_json(tmp_path / "results.json", outcome_found)
     report.write(tmp_path, read_object(tmp_path / "results.json"))
@@ -297,16 +288,16 @@ def test_an_arm_that_diverges_at_every_rate_leaves_the_others_their_verdict(conf
 
 
 def test_an_arm_that_has_not_learnt_is_no_evidence(config, finished):
-    chosen, solved = design_of(config)
-    found = conducting.results(chosen, open_store(finished), solved)
-    size = outcome.outcome_of(chosen, solved, found, unigram={"tiny": 1e-3})["sizes"]["tiny"]
+    chosen, ladder, solved = design_of(config)
+    found = conducting.results(ladder, open_store(finished), solved)
+    size = outcome.outcome_of(ladder, solved, found, unigram={"tiny": 1e-3})["sizes"]["tiny"]
     assert set(size["failures"]) == set(chosen.arms) and not any("verdict" in arm for arm in size["arms"].values())
-    assert outcome.outcome_of(chosen, solved, found, unigram={"tiny": math.inf})["sizes"]["tiny"]["failures"] == {}
+    assert outcome.outcome_of(ladder, solved, found, unigram={"tiny": math.inf})["sizes"]["tiny"]["failures"] == {}
 
 
 def design_of(config):
-    chosen = design.read(config)
-    return chosen, plan.make(chosen).matched
+    planned = plan.make(design.read(config))
+    return planned.ladder.study, planned.ladder, planned.matched
 
 
 def test_runs_of_another_study_are_not_trained_again(config, finished, tmp_path, no_training):
@@ -340,7 +331,7 @@ def test_seconds_are_those_of_updates_that_were_timed(config, finished, tmp_path
     assert "There are no seconds" in (tmp_path / "report.md").read_text()
     assert "by seconds of training" not in (tmp_path / "report.html").read_text()
     assert "updates were not timed;" in capsys.readouterr().out
-    run(config, tmp_path, "--plan")  # which times them
+    run(config, tmp_path, "--time")  # which times them
     assert "minutes of training for what is left, where the updates were timed" in capsys.readouterr().out
 
 
@@ -352,8 +343,8 @@ def test_equal_seconds_are_those_of_the_first_start(config, tmp_path, monkeypatc
     with pytest.raises(UserError, match="--job=0 is not allowed with config.match='seconds' before updates were timed"):
         run(config, tmp_path, *flags, "--job=0")
     planned = []
-    monkeypatch.setattr(conducting, "conduct", lambda study, store, solved, job: planned.append(solved) or {})
-    run(config, tmp_path, *flags, "--plan")  # measures and keeps them
+    monkeypatch.setattr(conducting, "conduct", lambda ladder, store, solved, job: planned.append(solved) or {})
+    run(config, tmp_path, *flags, "--time")  # measures and keeps them
     run(config, tmp_path, *flags, "--job=0")
     speeds["parallel"] = 3.0
     run(config, tmp_path, *flags, "--job=1")

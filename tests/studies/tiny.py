@@ -17,6 +17,9 @@ def get_config():
 """
 
 
+MADE = {"commit": "", "date": "", "machine": {"cpu": "", "cores": 1, "devices": ""}, "versions": {}}  # of a run
+
+
 def run(config: list[str], workdir, *more: str) -> None:
     study.main([*config, "--workdir", str(workdir), *more])
 

@@ -1,20 +1,22 @@
-"""The runs of a study. A cell is an arm at a size; its runs have different learning rates and seeds.
+"""The runs of a study. A cell is an arm at a rung of the ladder (a size, with its number of tokens); its runs have different
+learning rates and seeds.
 
-First every rate of the grid runs with one seed that no comparison uses. If the best rate is the smallest or the largest
-one, a further one is tried, as often as the study allows. Then the seeds run at the best rate. With `tune_at`, the rates run
-at that size alone, and the other sizes have the rate that is best there. All of this follows from the results so far: an
-interrupted study goes on, and its runs may be on different machines, by several processes or by numbered jobs of a run each.
+At the rungs of `tune_at`, or at all, rates.py says which rates run, with seeds that no comparison uses. Then the seeds run
+at every rung, with the rate that was chosen there, or that was carried to it. All of this follows from the results so far:
+an interrupted study goes on, and any number of processes and machines may take runs that are ready.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
+import numpy as np
+
 from xfresearch.studies import rates
-from xfresearch.studies.design import TUNING_SEED, Study
+from xfresearch.studies.design import TUNING_SEED, Study, rungs
 
 
 class Cell(NamedTuple):
-    size: str
+    rung: str
     arm: str
 
 
@@ -28,108 +30,125 @@ class Trial(NamedTuple):
     @property
     def tunes(self) -> bool:
         """Whether the run helps to choose a learning rate, and is not compared."""
-        return self.seed == TUNING_SEED
+        return self.seed >= TUNING_SEED
 
     @property
     def folder(self) -> str:
         """Of the run, in the directory of the study."""
-        return f"{self.cell.size}/{self.cell.arm}/rate-{self.rate:g}-seed-{self.seed}"
+        return f"{self.cell.rung}/{self.cell.arm}/rate-{self.rate:g}-seed-{self.seed}"
 
 
 Results = Mapping[Trial, float]  # the metric of finished runs, where less is better; NaN or infinite if a run diverged
 
 
+def arms(study: Study) -> list[str]:
+    """The baseline first."""
+    return [study.baseline, *(arm for arm in study.arms if arm != study.baseline)]
+
+
 def cells(study: Study) -> list[Cell]:
-    """All cells in their order: by size, the baseline first."""
-    arms = [study.baseline, *(arm for arm in study.arms if arm != study.baseline)]
-    return [Cell(size, arm) for size in study.sizes for arm in arms]
+    """All cells in their order: by rung, the baseline first."""
+    return [Cell(rung.name, arm) for rung in rungs(study) for arm in arms(study)]
 
 
-class Job(NamedTuple):
-    """A run as it is numbered before anything is known: with a rate of the grid, or at the best rate of its cell."""
-
-    cell: Cell
-    rate: float | None  # None: the best one
-    seed: int
+def tuned(study: Study) -> list[Cell]:
+    """The cells whose learning rates are tried."""
+    return [cell for cell in cells(study) if cell.rung in study.tune_at or not study.tune_at]
 
 
-def jobs(study: Study) -> list[Job]:
-    """The numbered jobs of a study: first all that try a rate, then the seeds of each cell, which need the best rate. Rates
-    beyond the grid have none: the job that needs them tries them."""
-    trying = [cell for cell in cells(study) if cell == tuned(study, cell)]
-    tried_first = [Job(cell, rate, TUNING_SEED) for cell in trying for rate in study.rates]
-    return tried_first + [Job(cell, None, seed) for cell in cells(study) for seed in range(study.seeds)]
+def jobs(study: Study) -> range:
+    """The numbers of the jobs of a study, each of which makes one run: as many as it can have runs."""
+    tuning = (len(study.rates) + study.extensions) * study.rate_runs
+    return range(len(tuned(study)) * tuning + len(cells(study)) * study.seeds)
 
 
-def tuned(study: Study, cell: Cell) -> Cell:
-    """The cell in which the learning rates of a cell are tried."""
-    return Cell(study.tune_at or cell.size, cell.arm)
+def tried(results: Results, cell: Cell) -> dict[float, list[float]]:
+    """The results of each learning rate that was tried for a cell, in the order of their seeds."""
+    found: dict[float, list[float]] = {}
+    for trial in sorted(trial for trial in results if trial.cell == cell and trial.tunes):
+        found.setdefault(trial.rate, []).append(results[trial])
+    return found
 
 
-def tried(study: Study, results: Results, cell: Cell) -> dict[float, float]:
-    """The result of each learning rate that was tried for a cell, by the seed that chooses."""
-    at = tuned(study, cell)
-    return {trial.rate: loss for trial, loss in results.items() if trial.cell == at and trial.tunes}
+class Choice(NamedTuple):
+    """Of the learning rate of a cell: the runs that can start now to make it, those that have ended, and the rate (None: not
+    known yet, or all diverged)."""
+
+    pending: list[Trial]
+    tried: dict[float, list[float]]
+    rate: float | None
 
 
-def next_rate(study: Study, losses: Mapping[float, float]) -> float | None:
-    """The learning rate to try next: one of the grid, or one beyond its edge; None if the best is known."""
-    for rate in study.rates:
-        if rate not in losses:
-            return rate
-    edge = rates.at_edge(losses)
-    if not edge or len(losses) >= len(study.rates) + study.extensions:
-        return None
-    ratio = study.rates[1] / study.rates[0]
-    return float(f"{min(losses) / ratio if edge == 'low' else max(losses) * ratio:.3g}")
+class Ladder(NamedTuple):
+    """A study, and how rates go from rung to rung (rates.carry; one row for each rung)."""
 
+    study: Study
+    carry: rates.Carry
 
-def tuning(study: Study, results: Results, cell: Cell) -> list[Trial]:
-    """The runs that choose the rate of a cell, as far as they are known: the grid, and those beyond its edge."""
-    losses = tried(study, results, cell)
-    last = next_rate(study, losses)
-    beyond = {*losses, *([] if last is None else [last])} - {*study.rates}
-    return [Trial(tuned(study, cell), rate, TUNING_SEED) for rate in (*study.rates, *sorted(beyond))]
+    def tuning(self, results: Results, cell: Cell) -> list[Trial]:
+        """The runs that can start now, to choose the rate of a rung that tunes."""
+        study = self.study
+        steps = rates.next_runs(tried(results, cell), study.rates, study.rate_runs, study.extensions)
+        return [Trial(cell, rate, TUNING_SEED + had) for rate, had in steps]
 
+    def sources(self, cell: Cell) -> dict[Cell, float]:
+        """The cells that tune the rate of a cell, with their weights: itself, if its rung tunes."""
+        names = [rung.name for rung in rungs(self.study)]
+        weights_T = self.carry.weights_RT[names.index(cell.rung)]
+        known = zip(self.carry.tuned, weights_T, strict=True)
+        return {Cell(names[at], cell.arm): float(weight) for at, weight in known if abs(weight) > 1e-9}
 
-def compared(study: Study, results: Results, cell: Cell) -> list[Trial]:
-    """The paired runs of a cell; [] while its rate is not known, or if every learning rate diverged."""
-    losses = tried(study, results, cell)
-    best = None if next_rate(study, losses) is not None else rates.best_rate(losses)
-    return [] if best is None else seeded(study, cell, best)
+    def rate(self, results: Results, cell: Cell) -> float | None:
+        """The learning rate that decides in a cell; None as long as it is not known, or if all rates diverged."""
+        return self._rate({source: self._choice(results, source) for source in self.sources(cell)}, cell)
 
+    def _choice(self, results: Results, cell: Cell) -> Choice:
+        """What is known of the rate of a rung that tunes."""
+        found, pending = tried(results, cell), self.tuning(results, cell)
+        return Choice(pending, found, None if pending else rates.chosen(found, self.study.rate_runs))
 
-def startable(study: Study, results: Results, cell: Cell) -> list[Trial]:
-    """The runs that a cell still needs and that may start now, in any order; [] if it is complete."""
-    missing = [trial for trial in tuning(study, results, cell) if trial not in results]
-    return missing or [trial for trial in compared(study, results, cell) if trial not in results]
+    def _rate(self, choices: Mapping[Cell, Choice], cell: Cell) -> float | None:
+        sources = self.sources(cell)
+        each_T = [choices[source] for source in sources]
+        known_T = [each.rate for each in each_T if each.rate is not None]
+        if len(known_T) < len(each_T):
+            return None
+        if cell in sources:
+            return known_T[0]
+        every, weights_T = [rate for each in each_T for rate in each.tried], np.array(list(sources.values()))
+        return rates.carried(known_T, weights_T, every, self.study.rates[1] / self.study.rates[0])
 
+    def _left(self, results: Results, guess: float | None) -> tuple[list[list[Trial]], list[Trial]]:
+        """The runs that can start now to choose rates, for each rung that tunes, and those that decide and are left. guess:
+        a rate where it is not known yet; None leaves such runs out."""
+        choices = {cell: self._choice(results, cell) for cell in tuned(self.study)}
+        decide = []
+        for cell in cells(self.study):
+            waits = any(choices[source].pending for source in self.sources(cell))
+            rate = guess if waits else self._rate(choices, cell)
+            decide += [] if rate is None else [each for each in seeded(self.study, cell, rate) if each not in results]
+        return [choice.pending for choice in choices.values()], decide
 
-def startable_for(study: Study, results: Results, job: Job) -> list[Trial]:
-    """The runs that a job still needs and that may start now: its own, and before it those that choose its rate."""
-    if job.rate is not None:
-        own = Trial(job.cell, job.rate, job.seed)
-        return [own] if own not in results else []
-    every = startable(study, results, job.cell)
-    return [trial for trial in every if trial.tunes or trial.seed == job.seed]
+    def ready(self, results: Results) -> list[Trial]:
+        """The runs that can start now, in their order: those that choose rates before those that decide."""
+        tuning, decide = self._left(results, None)
+        return [*(trial for pending in tuning for trial in pending), *decide]
 
-
-def next_trial(study: Study, results: Results, cell: Cell) -> Trial | None:
-    """The next run for a cell; None if it is complete, or every learning rate diverged."""
-    return next(iter(startable(study, results, cell)), None)
+    def expected(self, results: Results) -> list[Trial]:
+        """The runs that are left if no best rate lies at the edge of the grid and none of those beside it changes; with a
+        rate of the grid where it is not known yet."""
+        study, found = self.study, []
+        tuning, decide = self._left(results, self.study.rates[len(self.study.rates) // 2])
+        for pending in filter(None, tuning):
+            runs = len(study.rates) + min(3, len(study.rates)) * (study.rate_runs - 1)
+            missing = runs - sum(map(len, tried(results, pending[0].cell).values()))
+            found += [pending[0]] * max(missing, len(pending))
+        return found + decide
 
 
 def seeded(study: Study, cell: Cell, rate: float) -> list[Trial]:
     """The paired runs of a cell."""
     return [Trial(cell, rate, seed) for seed in range(study.seeds)]
-
-
-def planned(study: Study) -> Iterator[Trial]:
-    """All runs of a study whose best rates lie inside the grid; for a plan, at the middle rate of the grid."""
-    for cell in cells(study):
-        if cell == tuned(study, cell):
-            yield from (Trial(cell, rate, TUNING_SEED) for rate in study.rates)
-        yield from seeded(study, cell, study.rates[len(study.rates) // 2])
 
 
 def extensions(study: Study, trials: Iterable[Trial]) -> list[Trial]:

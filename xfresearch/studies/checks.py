@@ -8,7 +8,7 @@ from xfresearch.data.labels import trains_on_labels
 from xfresearch.run.config import Config
 from xfresearch.runtime.errors import UserError, require
 from xfresearch.studies.cells import Cell, Trial
-from xfresearch.studies.design import Study
+from xfresearch.studies.design import Study, rungs
 from xfresearch.studies.matching import LARGEST_MISMATCH, Matched, trend_of
 from xfresearch.studies.running import config_of_trial
 
@@ -25,13 +25,13 @@ def check(study: Study, solved: Mapping[Cell, Matched]) -> None:
     for cell, each in solved.items():
         if path := each.config.start.path:
             raise UserError(
-                f"arm {cell.arm} at size {cell.size}: config.start.path={path!r} is not allowed: it must be '', because "
+                f"arm {cell.arm} at size {cell.rung}: config.start.path={path!r} is not allowed: it must be '', because "
                 "every run of a study begins with new parameters"
             )
-    for size in study.sizes:
-        configs = {arm: solved[Cell(size, arm)].config for arm in study.arms}
-        _require_pairs(study, size, configs)
-        _require_different(size, configs)
+    for rung in rungs(study):
+        configs = {arm: solved[Cell(rung.name, arm)].config for arm in study.arms}
+        _require_pairs(study, rung.name, configs)
+        _require_different(rung.name, configs)
         _require_metric(study, configs[study.baseline])
     if not study.tiny:  # whose widths leave large steps between the sizes
         _require_equal_cost(study, solved)
@@ -50,7 +50,7 @@ def _require_equal_cost(study: Study, solved: Mapping[Cell, Matched]) -> None:
     for cell, each in solved.items():
         if abs(each.mismatch) > LARGEST_MISMATCH and study.solve_in.get(cell.arm) != "":
             raise UserError(
-                f"arm {cell.arm} at size {cell.size}: its {study.match} are {each.mismatch:+.1%} relative to the "
+                f"arm {cell.arm} at size {cell.rung}: its {study.match} are {each.mismatch:+.1%} relative to the "
                 f"baseline's: {_remedy(study, each)}, or set study.solve_in.{cell.arm} = '' in its file (not matched)"
             )
 
@@ -94,7 +94,8 @@ def _require_metric(study: Study, config: Config) -> None:
 def _require_trend(study: Study, solved: Mapping[Cell, Matched]) -> None:
     if len(study.sizes) < 2:
         return
-    baselines = [solved[Cell(size, study.baseline)] for size in study.sizes]
+    first = {rung.size: rung.name for rung in reversed(rungs(study))}
+    baselines = [solved[Cell(first[size], study.baseline)] for size in study.sizes]
     values = [trend_of(study, each) for each in baselines]
     allowed = f"'parameters' or an option, above 0, that differs between the sizes, here {', '.join(map(str, values))}"
     require(min(values) > 0 and len(set(values)) == len(values), "trend", study.trend, allowed)

@@ -1,15 +1,15 @@
-"""Runs a study, one run after another, and goes on where it stopped. Several processes may share the runs.
+"""Runs the cells of a study in one process, one run after another, and goes on where it stopped.
 
 The directory of a study has study.json (the design), seconds.json (the times of updates), a directory for each run,
 runs.json (the results of all runs that have ended), and at the end results.json, report.html and report.md. Processes on
-different machines may work in one directory: each takes a run that nobody trains. The first two and runs.json are enough to
-go on elsewhere, without training a finished run again.
+different machines may run different cells in one directory. The first two and runs.json are enough to go on elsewhere,
+without training a finished run again.
 """
 
 import json
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 
 from etils import epath
 
@@ -17,50 +17,39 @@ from xfresearch.config.comparing import fingerprint
 from xfresearch.run.config import Config
 from xfresearch.runtime.errors import UserError
 from xfresearch.runtime.files import exists, found_in, inside, read_object, write_json, write_rows
-from xfresearch.runtime.progress import stage
+from xfresearch.runtime.progress import Stage, stage
 from xfresearch.runtime.schema import ANY, Maybe, check
-from xfresearch.studies import outcome, report
-from xfresearch.studies.cells import (
-    Cell,
-    Job,
-    Trial,
-    cells,
-    compared,
-    extensions,
-    planned,
-    startable,
-    startable_for,
-    tuning,
-)
-from xfresearch.studies.design import Study, described
+from xfresearch.studies import exports, ledger, outcome, report
+from xfresearch.studies.cells import Cell, Ladder, Trial
+from xfresearch.studies.design import Study, described, rungs
 from xfresearch.studies.frequencies import of_frequencies
 from xfresearch.studies.matching import Matched
 from xfresearch.studies.running import RUNS_FILE, Store, deciding, read_runs, run_trial, seconds, tidy
 from xfresearch.training.claims import Busy
 
-WAIT = 5.0  # seconds between two looks at runs that other processes train
+WAIT = 2.0  # seconds, if all runs that are ready are in other processes
 DESIGN, RESULTS, SECONDS = "study.json", "results.json", "seconds.json"
 TIMES = {"updates": {ANY: {"seconds": float}}, "machine": Maybe(str)}  # seconds.json
-# What was decided before the first run.
-FIXED: tuple[str, ...] = ("question", "rule", "base", "options", "baseline", "match", "solve")
-FIXED += ("multiple", "rates", "extensions", "tune_at", "seeds", "trend", "metric", "margin")
-GROWING = ("sizes", "arms", "cells", "solve_in")  # their entries may not change either, but others may be added
+# What may not change in a directory with runs: they would be those of another experiment. What may change makes a new
+# version (ledger.py).
+FIXED = ("base", "options", "match", "solve", "multiple", "rates", "extensions", "tune_at", "rate_runs")
+GROWING = ("sizes", "arms", "cells", "solve_in")  # their entries may not change either, but may be added and removed
 
 
-def starts(study: Study, store: Store, found: Mapping[Trial, dict]) -> bool:
+def starts(ladder: Ladder, store: Store, found: Mapping[Trial, dict]) -> bool:
     """Whether the study has not begun in its directory, and needs runs that other studies do not have."""
-    return not exists(store.folder / DESIGN) and bool(left(study, found))
+    return not exists(store.folder / DESIGN) and bool(left(ladder, found))
 
 
 def require_same_design(study: Study, workdir) -> None:
-    """Raises UserError if the directory has runs of another design: a rule that was changed after the runs decides nothing,
-    and the runs of an arm that was changed would be lost."""
+    """Raises UserError if the directory has runs of another experiment: those of an arm that was changed would be lost."""
     folder = epath.Path(workdir)
     if not (exists(folder / DESIGN) and exists(folder / RUNS_FILE)):
         return
     before, now = _kept_design(folder), json.loads(json.dumps(described(study)))
     pairs = [(name, before.get(name), now[name]) for name in FIXED]
-    pairs += [(f"{kind}.{name}", value, now[kind].get(name)) for kind in GROWING for name, value in before[kind].items()]
+    for kind in GROWING:
+        pairs += [(f"{kind}.{name}", before[kind][name], now[kind][name]) for name in before[kind] if name in now[kind]]
     pairs += [(name, None, other) for name, other in _changes_of_known(before, now)]
     for name, value, other in pairs:
         if value != other:
@@ -68,6 +57,11 @@ def require_same_design(study: Study, workdir) -> None:
                 f"config.{name}={other!r} is not allowed with --workdir={workdir}, which began with {value!r}: use a new "
                 "directory, with --reuse of this one for runs that are the same"
             )
+
+
+def added_sizes(workdir) -> list[str]:
+    """The sizes of the design that a directory has."""
+    return list(_kept_design(epath.Path(workdir))["sizes"]) if exists(epath.Path(workdir) / DESIGN) else []
 
 
 def _kept_design(folder) -> dict:
@@ -85,8 +79,9 @@ def _kept_design(folder) -> dict:
 
 def _changes_of_known(before: Mapping, now: Mapping) -> Iterator[tuple[str, object]]:
     """(key, value) of options that were added to arms and sizes that the design had before."""
-    known = {f"{size}/{arm}" for size in before["sizes"] for arm in before["arms"]}
-    for kind, names in (("cells", known), ("solve_in", before["arms"].keys())):
+    arms = before["arms"].keys() & now["arms"]
+    known = {f"{size}/{arm}" for size in before["sizes"] for arm in arms}
+    for kind, names in (("cells", known), ("solve_in", arms)):
         yield from ((f"{kind}.{name}", now[kind][name]) for name in sorted(now[kind].keys() & names - before[kind].keys()))
 
 
@@ -96,7 +91,7 @@ def read_seconds(study: Study, workdir, configs: Mapping[Cell, Config]) -> dict[
     updates = _times(workdir)["updates"]
     known = {cell: updates.get("/".join(cell), {}) for cell in configs}
     found = {cell: each["seconds"] for cell, each in known.items() if each.get("config") == _timed(configs[cell])}
-    return {cell: value for cell, value in found.items() if Cell(cell.size, study.baseline) in found}
+    return {cell: value for cell, value in found.items() if Cell(cell.rung, study.baseline) in found}
 
 
 def keep_seconds(study: Study, found: Mapping[Cell, float], configs: Mapping[Cell, Config], workdir) -> None:
@@ -121,85 +116,80 @@ def _times(workdir) -> dict:
     try:
         return check(found, TIMES, file)
     except UserError as error:
-        raise UserError(f"{error}: remove the file, and --plan times them again") from None
+        raise UserError(f"{error}: remove the file, and --time times them again") from None
 
 
-def results(study: Study, store: Store, solved: Mapping[Cell, Matched]) -> dict[Trial, dict]:
-    """The results of all finished runs that the study needs, cell by cell."""
-    found: dict[Trial, dict] = {}
-    for cell in cells(study):
-        looked_for = set()
-        while new := [trial for trial in _known(study, _values(study, found), cell) if trial not in looked_for]:
-            looked_for.update(new)
-            kept = {trial: store.find(study, trial, solved[trial.cell].config) for trial in new}
-            found |= {trial: result for trial, result in kept.items() if result is not None}
+def results(
+    ladder: Ladder, store: Store, solved: Mapping[Cell, Matched], known: Mapping[Trial, dict] | None = None
+) -> dict[Trial, dict]:
+    """The results of all finished runs that the study needs, in the order in which they can run. known: those that were
+    found before."""
+    found, unfinished = dict(known or {}), set()
+    while new := [trial for trial in ladder.ready(_values(ladder.study, found)) if trial not in unfinished]:
+        for trial in new:
+            result = store.find(ladder.study, trial, solved[trial.cell].config)
+            if result is None:
+                unfinished.add(trial)
+            else:
+                found[trial] = result
     return found
 
 
-def _known(study: Study, values: Mapping[Trial, float], cell: Cell) -> list[Trial]:
-    """All runs of a cell that are known to be needed."""
-    return tuning(study, values, cell) + compared(study, values, cell)
-
-
-def conduct(study: Study, store: Store, solved: Mapping[Cell, Matched], job: Job | None = None) -> dict[Trial, dict]:
-    """Runs what the study, or a job of it, still needs, with one progress bar. Other processes may do so at the same time:
-    a run that one of them trains is left to it. Returns the results of all finished runs."""
-
-    def wanted(found: Mapping[Trial, dict]) -> list[Trial]:
-        values = _values(study, found)
-        if job is not None:
-            return startable_for(study, values, job)
-        return list(dict.fromkeys(trial for cell in cells(study) for trial in startable(study, values, cell)))
-
-    found = results(study, store, solved)
+def conduct(ladder: Ladder, store: Store, solved: Mapping[Cell, Matched], job: int | None = None) -> dict[Trial, dict]:
+    """Makes all runs that are left, with one progress bar; of several processes, each takes the next run that is ready and
+    that no other one has. With the number of a job, makes one run. Waits if all that are ready are in other processes,
+    because others may follow from them. Returns the results of all finished runs."""
+    study, found = ladder.study, results(ladder, store, solved)
     outcome.require_same_data(found)
-    _tidy_all(study, store, found)
-    total = _steps(solved, planned(study), job) + _steps(solved, extensions(study, found), job)
-    with stage("study", total, "updates") as progress:
-        progress.update(_steps(solved, found, job))
-        while trials := wanted(found):
-            done = _run_one(study, store, solved, trials, progress.update)
-            if done is None:  # other processes train all of them
-                time.sleep(WAIT)
-            before, found = found, _keep_runs(study, store, solved)
-            new = found.keys() - before.keys()
-            progress.extend(_steps(solved, extensions(study, new), job))
-            progress.update(_steps(solved, new - {done}, job))
-    return _keep_runs(study, store, solved)
-
-
-def _steps(solved: Mapping[Cell, Matched], trials: Iterable[Trial], job: Job | None) -> int:
-    """The updates of runs, those of a job's cell if there is one."""
-    cells_of = {job.cell} if job else solved.keys()
-    return sum(solved[trial.cell].config.steps for trial in trials if trial.cell in cells_of)
-
-
-def _run_one(study: Study, store: Store, solved, trials: Sequence[Trial], count: Callable[[int], None]) -> Trial | None:
-    """Runs the first of `trials` that no other process trains, and returns it; None if others train all."""
-    for trial in trials:
-        try:
-            result = run_trial(study, store, trial, solved[trial.cell], count)
-        except Busy:
-            continue
-        print(f"{trial.folder}: {_in_words(study, result)}", file=sys.stderr, flush=True)
-        return trial
-    return None
-
-
-def _tidy_all(study: Study, store: Store, found: Iterable[Trial]) -> None:
-    """Removes checkpoints that processes left which were killed after their result was written."""
     with_checkpoints = {each.parent for each in found_in(store.folder, "*/*/*/checkpoints")}
     for folder in (store.folder / trial.folder for trial in found):
         if folder in with_checkpoints:
             tidy(study, folder)
 
+    def steps(trials: Iterable[Trial]) -> int:
+        return sum(solved[trial.cell].config.steps for trial in trials)
 
-def _keep_runs(study: Study, store: Store, solved: Mapping[Cell, Matched]) -> dict[Trial, dict]:
+    def show(progress: Stage) -> None:
+        """What has ended and what is expected now, also of other processes."""
+        progress.update(steps(found) - progress.done)
+        progress.extend(steps(found) + steps(left(ladder, found)) - (progress.total or 0))
+
+    with stage("study", steps(found) + steps(left(ladder, found)), "updates") as progress:
+        while ready := ladder.ready(_values(study, found)):
+            show(progress)
+            first = (job or 0) % len(ready)  # jobs that start at once begin at different runs
+            made = _make_one(study, store, solved, [*ready[first:], *ready[:first]], progress.update)
+            if made is None:
+                time.sleep(WAIT)
+                found = results(ladder, store, solved, found)
+                continue
+            found = _keep_runs(ladder, store, solved, found | made)
+            if job is not None:
+                break
+        show(progress)
+    return _keep_runs(ladder, store, solved, found)
+
+
+def _make_one(study: Study, store: Store, solved, ready: Iterable[Trial], count) -> dict[Trial, dict] | None:
+    """The result of the first of the runs that no other process has; None if others have them all."""
+    for trial in ready:
+        try:
+            found = run_trial(study, store, trial, solved[trial.cell], count)
+        except Busy:
+            continue
+        print(f"{trial.folder}: {_in_words(study, found)}", file=sys.stderr, flush=True)
+        return {trial: found}
+    return None
+
+
+def _keep_runs(
+    ladder: Ladder, store: Store, solved: Mapping[Cell, Matched], known: Mapping[Trial, dict]
+) -> dict[Trial, dict]:
     """Writes runs.json, with what other processes have run meanwhile, and returns the results. Runs that it had stay: it may
     be their only copy, which a design that changes back needs. Two processes may write at once; the last one sees that the
     file lacks runs of the other one, and writes it again."""
     while True:
-        found = results(study, store, solved)
+        found = results(ladder, store, solved, known)
         outcome.require_same_data(found)
         kept, new = read_runs(store.folder), {result["fingerprint"]: result for result in found.values()}
         if all(json.dumps(result) == json.dumps(kept.get(name)) for name, result in new.items()):
@@ -207,9 +197,9 @@ def _keep_runs(study: Study, store: Store, solved: Mapping[Cell, Matched]) -> di
         write_rows(store.folder / RUNS_FILE, kept | new, "runs")
 
 
-def left(study: Study, found: Mapping[Trial, dict]) -> list[Cell]:
-    """The cells that still need runs."""
-    return [cell for cell in cells(study) if startable(study, _values(study, found), cell)]
+def left(ladder: Ladder, found: Mapping[Trial, dict]) -> list[Trial]:
+    """The runs that are expected beside those that have ended."""
+    return ladder.expected(_values(ladder.study, found))
 
 
 def _in_words(study: Study, result: Mapping) -> str:
@@ -224,18 +214,27 @@ def _values(study: Study, found: Mapping[Trial, dict]) -> dict[Trial, float]:
     return {trial: deciding(study, result) for trial, result in found.items()}
 
 
-def write_report(study: Study, store: Store, solved: Mapping[Cell, Matched], found: Mapping[Trial, dict]) -> dict:
+def write_report(ladder: Ladder, store: Store, solved: Mapping[Cell, Matched], found: Mapping[Trial, dict]) -> dict:
     """Writes results.json and the report that is made of it. Returns the results. Raises UserError if a run is missing."""
     from xfresearch.runtime.hardware import git_commit
 
-    baselines = {size: solved[Cell(size, study.baseline)].config for size in study.sizes}
-    unigram = {size: deciding(study, {"evaluation": of_frequencies(config)}) for size, config in baselines.items()}
-    folder = store.folder
+    study, folder = ladder.study, store.folder
+    baselines = {rung.name: solved[Cell(rung.name, study.baseline)].config for rung in rungs(study)}
+    frequencies = {_held_out_data(config): config for config in baselines.values()}  # rungs may share their data
+    known = {data: deciding(study, {"evaluation": of_frequencies(config)}) for data, config in frequencies.items()}
+    unigram = {rung: known[_held_out_data(config)] for rung, config in baselines.items()}
     seconds_of_updates = read_seconds(study, folder, {cell: each.config for cell, each in solved.items()})
-    outcome_found = outcome.outcome_of(study, solved, found, unigram, seconds_of_updates)
+    outcome_found = outcome.outcome_of(ladder, solved, found, unigram, seconds_of_updates)
     outcome_found["made"]["report"] = [f"{outcome.short_commit(git_commit())}, {time.strftime('%Y-%m-%d')}"]
     outcome_found["made"]["timed_on"] = _times(folder).get("machine", "") if seconds_of_updates else ""
+    outcome_found["versions"] = ledger.conclude(folder, report.verdicts(outcome_found))
     write_json(folder / RESULTS, outcome_found)
     results = read_object(inside(folder, RESULTS))  # the report is made of what is stored
     report.write(folder, results)
+    exports.write(folder, outcome_found, found, report.picture(results))
     return results
+
+
+def _held_out_data(config: Config) -> str:
+    """What decides the frequencies of tokens, and the text on which they are measured."""
+    return repr((config.data, config.evaluation, config.sequence_length, config.seed, config.model.vocab_size))

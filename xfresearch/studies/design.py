@@ -8,9 +8,11 @@ learning rates that are chosen for it, and with seeds that it shares with the ba
 import dataclasses
 import math
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cache
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from ml_collections import ConfigDict
 
@@ -26,7 +28,7 @@ from xfresearch.studies import probes
 OF_A_RUN = ("seed", "optimizer.learning_rate")  # options that a study sets
 LEAST_RATIO = 1.05  # of a rate to the one before: rates beyond the grid are rounded to three digits
 LARGEST_UNEVENNESS = 1.25  # of the ratios of the grid: 0.001, 0.003, 0.01 has 3 and 3.33
-TUNING_SEED = 1000  # of the runs that choose a learning rate
+TUNING_SEED = 1000  # and on: of the runs that choose a learning rate
 Overrides = tuple[str, ...]
 
 
@@ -37,6 +39,8 @@ class Study:
     base: str = option("", "config file of the base, FILE[:arg]")
     options: Overrides = option((), "overrides of the base in every arm, such as 'steps=500'")
     sizes: dict[str, Overrides] = dataclasses.field(default_factory=dict)  # name: overrides
+    more_sizes: dict[str, Overrides] = dataclasses.field(default_factory=dict)  # sizes that --add-rung adds later
+    budgets: tuple[float, ...] = option((), "tokens for each parameter of the baseline; () for as many as options say")
     arms: dict[str, Overrides] = dataclasses.field(default_factory=dict)  # name: overrides
     cells: dict[str, Overrides] = dataclasses.field(default_factory=dict)  # 'size/arm': further overrides
     baseline: str = option("", "the arm that the others are compared with")
@@ -47,7 +51,8 @@ class Study:
     solve_in: dict[str, str] = dataclasses.field(default_factory=dict)  # arm: another option, or '' for none
     multiple: int = option(8, "a size that is solved for is a multiple of this", low=1)
     rates: tuple[float, ...] = option((1e-3, 3e-3, 1e-2), "learning rates that every arm tries, in ascending order")
-    tune_at: str = option("", "size at which learning rates are chosen for all sizes; '' for each size by itself")
+    tune_at: tuple[str, ...] = option((), "rungs whose learning rates are tried, for all rungs; () for each rung by itself")
+    rate_runs: int = option(3, "runs of each hopeful learning rate; with 1 the best one that was tried decides", low=1)
     extensions: int = option(2, "further rates if the best one lies at the edge of those tried", low=0)
     seeds: int = option(5, "paired runs of every arm at its best learning rate", low=2, high=TUNING_SEED)
     trend: str = option("parameters", "what sizes differ in: 'parameters', or an option such as 'sequence_length'")
@@ -61,6 +66,21 @@ class Study:
     machine: Overrides = option((), "overrides that are paths of a machine, such as 'data.cache_dir=...'", decides="machine")
     tiny: bool = option(False, "a trial of the command, whose report says that it shows nothing")
     keep: bool = option(False, "keep the checkpoints of all runs, not only their results")
+
+
+class Rung(NamedTuple):
+    """A step of the ladder: a size, trained on `budget` tokens for each parameter of the baseline (0: as options say)."""
+
+    name: str
+    size: str
+    budget: float
+
+
+def rungs(study: Study) -> list[Rung]:
+    """The ladder of a study: its sizes, each with all budgets."""
+    if not study.budgets:
+        return [Rung(size, size, 0.0) for size in study.sizes]
+    return [Rung(f"{size}-x{budget:g}", size, budget) for size in study.sizes for budget in study.budgets]
 
 
 def default_study() -> ConfigDict:
@@ -80,7 +100,7 @@ def read(arguments: list[str]) -> Study:
     for arm in study.solve_in:
         _require_arm(study, "solve_in", arm)
         require(arm != study.baseline, "solve_in", arm, "an arm beside the baseline, whose cost the others are solved for")
-    every = [f"{size}/{arm}" for size in study.sizes for arm in study.arms]
+    every = [f"{name}/{arm}" for name in study.sizes | study.more_sizes for arm in study.arms]
     for cell in study.cells:
         require(cell in every, "cells", cell, f"one of {', '.join(every)}{nearest(cell, every)}")
     apart = all(high >= LEAST_RATIO * low for low, high in pairwise(study.rates))
@@ -90,7 +110,11 @@ def read(arguments: list[str]) -> Study:
     ratios = [high / low for low, high in pairwise(study.rates)]
     allowed = "rates with nearly equal ratios, such as 0.001, 0.003, 0.01: rates beyond the grid go on with the first one"
     require(max(ratios) <= LARGEST_UNEVENNESS * min(ratios), "rates", study.rates, allowed)
-    require(study.tune_at in ("", *study.sizes), "tune_at", study.tune_at, f"'' or one of {', '.join(study.sizes)}")
+    low_to_high = all(low < high for low, high in pairwise((0.0, *study.budgets)))
+    require(low_to_high, "budgets", study.budgets, "numbers above 0 in ascending order")
+    names = [rung.name for rung in rungs(study)]
+    for name in study.tune_at:
+        require(name in names, "tune_at", name, f"rungs, () or some of {', '.join(names)}{nearest(name, names)}")
     require_names(study)
     _require_overrides(study)
     _require_solvable(study)
@@ -98,9 +122,20 @@ def read(arguments: list[str]) -> Study:
     return dataclasses.replace(study, sizes=_ascending(study))
 
 
+def with_sizes(study: Study, names: Iterable[str]) -> Study:
+    """The study with some of its further sizes. Names of sizes that it has are left out. Raises UserError for others."""
+    new = [name for name in names if name not in study.sizes]
+    for name in new:
+        allowed = f"one of config.more_sizes, {', '.join(study.more_sizes) or 'which has none'}"
+        require(name in study.more_sizes, "add_rung", name, f"{allowed}{nearest(name, study.more_sizes)}")
+    more = {name: study.more_sizes[name] for name in new}
+    larger = dataclasses.replace(study, sizes=study.sizes | more)
+    return dataclasses.replace(larger, sizes=_ascending(larger)) if more else study
+
+
 def require_names(study: Study) -> None:
     """Raises UserError for a size or an arm whose name is not that of a directory."""
-    for kind in ("sizes", "arms"):
+    for kind in ("sizes", "more_sizes", "arms"):
         for name in getattr(study, kind):
             allowed = "letters, digits, '_' and '-', as the name of a directory"
             require(bool(re.fullmatch(r"[A-Za-z0-9_-]+", name)), kind, name, allowed)
@@ -117,7 +152,8 @@ def _require_solvable(study: Study) -> None:
 
 def _require_overrides(study: Study) -> None:
     """Raises UserError for an override without a value, and for one of what the study sets for each run."""
-    named = {f"{kind}.{name}": each for kind in ("sizes", "arms", "cells") for name, each in getattr(study, kind).items()}
+    kinds = ("sizes", "more_sizes", "arms", "cells")
+    named = {f"{kind}.{name}": each for kind in kinds for name, each in getattr(study, kind).items()}
     for key, overrides in ({"options": study.options, "machine": study.machine} | named).items():
         for each in overrides:
             valid = "=" in each and not each.startswith(("config.", "--"))
@@ -135,8 +171,7 @@ def _ascending(study: Study) -> dict[str, Overrides]:
     """The sizes by the parameters of the baseline, then by its length: a ConfigDict has lost their order."""
 
     def order(size: str) -> tuple[int, int]:
-        config = config_of(study, size, study.baseline)
-        return costs(config.model, config.sequence_length).parameters, config.sequence_length
+        return _of_baseline(study, size)[:2]
 
     return {size: study.sizes[size] for size in sorted(study.sizes, key=order)}
 
@@ -145,15 +180,47 @@ def _require_arm(study: Study, key: str, arm: str) -> None:
     require(arm in study.arms, key, arm, f"one of the arms, {', '.join(study.arms)}{nearest(arm, study.arms)}")
 
 
-def config_of(study: Study, size: str, arm: str, *more: str) -> Config:
-    """The resolved config of an arm at a size, with further overrides. Raises UserError that names the arm."""
+def config_of(study: Study, rung: str, arm: str, *more: str) -> Config:
+    """The resolved config of an arm at a rung, with further overrides. Raises UserError that names the arm."""
     from xfresearch.data.labels import trains_on_labels
     from xfresearch.data.tokenizers import vocab_size
 
-    of_cell = *study.sizes[size], *study.arms[arm], *study.cells.get(f"{size}/{arm}", ())
-    overrides = (*study.options, *study.machine, *of_cell, *more)
+    at = next(each for each in rungs(study) if each.name == rung)
+    steps = (f"steps={_steps(study, at)}",) if at.budget else ()
+    of_cell = (*study.sizes[at.size], *steps, *study.arms[arm], *study.cells.get(f"{at.size}/{arm}", ()))
     try:
-        config = parse(["--config", study.base, *(f"--config.{each}" for each in overrides)])
+        config = _parsed(study.base, (*study.options, *study.machine, *of_cell, *more))
     except UserError as error:
-        raise UserError(f"arm {arm} at size {size}: {error}") from error
+        raise UserError(f"arm {arm} at size {rung}: {error}") from error
     return config if trains_on_labels(config.data) else with_vocabulary(config, vocab_size(config.data))
+
+
+def _steps(study: Study, rung: Rung) -> int:
+    """The updates of the baseline that read its budget of tokens."""
+    parameters, _, tokens_per_update = _of_baseline(study, rung.size)
+    return max(1, round(rung.budget * parameters / tokens_per_update))
+
+
+def _of_baseline(study: Study, size: str) -> tuple[int, int, int]:
+    """Parameters, length and tokens of an update of the baseline at a size."""
+    of_cell = (*study.sizes[size], *study.arms[study.baseline], *study.cells.get(f"{size}/{study.baseline}", ()))
+    try:
+        return _of_base(study.base, (*study.options, *study.machine, *of_cell))
+    except UserError as error:
+        raise UserError(f"arm {study.baseline} at size {size}: {error}") from error
+
+
+@cache
+def _of_base(base: str, overrides: Overrides) -> tuple[int, int, int]:
+    from xfresearch.data.labels import trains_on_labels
+    from xfresearch.data.tokenizers import vocab_size
+
+    config = _parsed(base, overrides)
+    if not trains_on_labels(config.data):
+        config = with_vocabulary(config, vocab_size(config.data))
+    length = config.sequence_length
+    return costs(config.model, length).parameters, length, config.batch_size * length
+
+
+def _parsed(base: str, overrides: Overrides) -> Config:
+    return parse(["--config", base, *(f"--config.{each}" for each in overrides)])

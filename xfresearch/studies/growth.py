@@ -32,11 +32,11 @@ def change_contrasts(places_RF: np.ndarray) -> np.ndarray:
 
 def shape(mean: float, change: float, low: float, high: float, inner: tuple[float, float], margin: float) -> Shape:
     """Of a difference whose mean over the ladder is `mean`, and that changes by `change` (low to high) along it. inner: the
-    one-sided bounds of the change. 'stays' if they are within the margin."""
-    if low > 0 or high < 0:
-        first, last = mean - change / 2, mean + change / 2
-        return "grows" if abs(last) > abs(first) else "shrinks"
-    return "stays" if -margin < inner[0] and inner[1] < margin else "unknown"
+    one-sided bounds of the change. 'stays' if they are within the margin, which is the largest that counts as none."""
+    if -margin < inner[0] and inner[1] < margin:
+        return "stays"
+    first, last = mean - change / 2, mean + change / 2
+    return "unknown" if low <= 0 <= high else "grows" if abs(last) > abs(first) else "shrinks"
 
 
 def over_ladder(verdicts_R: Sequence[str]) -> str:

@@ -3,20 +3,22 @@
 Seconds depend on the machine: an update of every cell is timed (plan.py), and the number of updates follows.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import NamedTuple
+
+import numpy as np
 
 from xfresearch.run.closed_form import costs
 from xfresearch.run.config import Config
 from xfresearch.runtime.errors import UserError
-from xfresearch.studies.cells import Cell
-from xfresearch.studies.design import Study, config_of
+from xfresearch.studies import rates
+from xfresearch.studies.cells import Cell, Ladder, cells, tuned
+from xfresearch.studies.design import Study, config_of, rungs
 
 LARGEST = 16  # times the size that the arm has before
 EQUAL = 0.001  # mismatch with which an arm keeps the size that it has
 LARGEST_MISMATCH = 0.05  # of what is matched, in a study that is not tiny
-LEAST_SPREAD = 1.3  # of what the largest and the smallest size differ in, for a trend
 
 
 class Matched(NamedTuple):
@@ -45,19 +47,49 @@ def parameters(config: Config) -> float:
 COSTS: dict[str, Callable[[Config], float]] = {"flops": training_flops, "parameters": parameters, "tokens": tokens}
 
 
-def matched(study: Study, cell: Cell, seconds: Mapping[Cell, float]) -> Matched:
-    """A cell with the solved option. seconds: of an update of each cell, for match='seconds'. Raises UserError if no value
-    is enough; the mismatch shows if none is small enough."""
-    size, arm = cell
+def all_matched(study: Study, seconds: Mapping[Cell, float]) -> dict[Cell, Matched]:
+    """Every cell. A size that is solved for is the same with all budgets, so it is solved for once."""
+    found: dict[Cell, Matched] = {}
+    sizes = {rung.name: rung.size for rung in rungs(study)}
+    solved: dict[tuple[str, str], str] = {}
+    for cell in cells(study):
+        of_size = sizes[cell.rung], cell.arm
+        found[cell] = matched(study, cell, seconds, solved.get(of_size, ""))
+        if not found[cell].solved.startswith("steps="):
+            solved[of_size] = found[cell].solved
+    return found
+
+
+def ladder(study: Study, solved: Mapping[Cell, Matched]) -> Ladder:
+    """The study with the places of its rungs: the parameters and tokens of the baseline."""
+    names = [rung.name for rung in rungs(study)]
+    tuned_at = dict.fromkeys(cell.rung for cell in tuned(study))
+    return Ladder(study, rates.carry(places(study, solved), [names.index(name) for name in tuned_at]))
+
+
+def places(study: Study, solved: Mapping[Cell, Matched]) -> np.ndarray:
+    """[R, 2]: log parameters and log tokens of the baseline at each rung."""
+    baselines = [solved[Cell(rung.name, study.baseline)] for rung in rungs(study)]
+    return np.log([[each.parameters, tokens(each.config)] for each in baselines])
+
+
+def axes(study: Study, solved: Mapping[Cell, Matched]) -> np.ndarray:
+    """[R, 2]: the log of what sizes differ in, and of the tokens for each parameter (growth.AXES)."""
+    baselines = [solved[Cell(rung.name, study.baseline)] for rung in rungs(study)]
+    ratios = [tokens(each.config) / each.parameters for each in baselines]
+    return np.log(np.stack([[trend_of(study, each) for each in baselines], ratios], 1))
+
+
+def matched(study: Study, cell: Cell, seconds: Mapping[Cell, float], known: str = "") -> Matched:
+    """A cell with the solved option, which is `known` or solved for. seconds: of an update of a cell, for match='seconds'.
+    Raises UserError if no value is enough; the mismatch shows if none is small enough."""
+    rung, arm = cell
     cost = _cost(study, seconds.get(cell))
-    baseline = Cell(size, study.baseline)
+    baseline = Cell(rung, study.baseline)
     target = _cost(study, seconds.get(baseline))(config_of(study, *baseline))
     key = study.solve_in.get(arm, study.solve if arm != study.baseline else "")
-    config, solved = config_of(study, size, arm), ""
-    if key:
-        value = _solve(study, cell, key, cost, target)
-        solved = f"{key}={value}"
-        config = config_of(study, size, arm, solved)
+    solved = known or (f"{key}={_solve(study, cell, key, cost, target)}" if key else "")
+    config = config_of(study, rung, arm, *([solved] if solved else []))
     mismatch = cost(config) / target - 1
     return Matched(config, solved, int(parameters(config)), training_flops(config), mismatch)
 
@@ -108,12 +140,6 @@ def _solve(study: Study, cell: Cell, key: str, cost: Callable[[Config], float], 
 def trend_of(study: Study, baseline: Matched) -> int:
     """What the sizes of a study differ in, at the size of a baseline."""
     return baseline.parameters if study.trend == "parameters" else value_at(baseline.config, study.trend, "trend")
-
-
-def has_trend(sizes: Iterable[float]) -> bool:
-    """Whether the sizes of the baseline are far enough from each other for a trend."""
-    sizes = list(sizes)
-    return max(sizes) / min(sizes) >= LEAST_SPREAD
 
 
 def value_at(config: Config, key: str, field: str = "solve") -> int:

@@ -10,44 +10,46 @@ from xfresearch.config.fields import leaves
 from xfresearch.run.config import Config
 from xfresearch.runtime.errors import UserError
 from xfresearch.runtime.summaries import mean_interval
-from xfresearch.studies import rates, statistics
-from xfresearch.studies.cells import Cell, Trial, cells, seeded, tried
-from xfresearch.studies.design import OF_A_RUN, Study, described
-from xfresearch.studies.matching import Matched, has_trend, tokens, trend_of
+from xfresearch.studies import decisions, growth, rates, statistics
+from xfresearch.studies.cells import Cell, Ladder, Trial, cells, seeded, tried
+from xfresearch.studies.design import OF_A_RUN, Rung, Study, described, rungs
+from xfresearch.studies.matching import Matched, axes, tokens
 from xfresearch.studies.running import deciding, less_is_better, seconds
-from xfresearch.studies.statistics import Difference
 
 # Kinds of the time of a run that are no overhead.
 MEASURED = {"updates": ("step",), "held-out metrics": ("evaluation", "metric"), "probes": ("probes",)}
 
 
 def outcome_of(
-    study: Study,
+    ladder: Ladder,
     matched: Mapping[Cell, Matched],
     results: Mapping[Trial, dict],
     unigram: Mapping[str, float] | None = None,
     seconds_of_updates: Mapping[Cell, float] | None = None,
 ) -> dict:
-    """The outcome of a study whose runs have all ended.
-
-    `unigram` is {size: the metric of a model that knows the frequencies of tokens or labels, and nothing else}; an arm
-    that is not better has learnt nothing. `seconds_of_updates` is the time of an update of each cell. It is measured in
-    turns with the baseline's, so a busy machine slows both; without it the outcome has no seconds. Raises UserError if a
-    run is missing, or if runs of a size have read different data."""
+    """The outcome of a study whose runs have all ended. unigram: {rung: metric of a model that knows how frequent each token
+    or label is}; an arm that does not beat it has learnt nothing. seconds_of_updates: of each cell, timed in turns with the
+    baseline's, so that an arm's seconds do not depend on what else the machine did; without them there are none. Raises
+    UserError if a run is missing, or if runs of a rung read different data."""
     require_same_data(results)
+    study, unigram = ladder.study, unigram or {}
     values = {trial: deciding(study, result) for trial, result in results.items()}
-    arms = {cell: _arm(study, cell, matched[cell], values, results) for cell in cells(study)}
+    arms = {cell: _arm(ladder, cell, matched[cell], values, results) for cell in cells(study)}
     for cell, arm in arms.items():
         arm["seconds"] = arm["steps"] * (seconds_of_updates or {}).get(cell, math.nan)
         arm["difference_sampling_error"] = _difference_sampling_error(study, cell, arms, results)
-    sizes = {size: _size(study, size, arms, (unigram or {}).get(size, math.nan)) for size in study.sizes}
-    trends = {arm: _trend(study, arm, arms, matched) for arm in study.arms if arm != study.baseline}
+    sizes = {rung.name: _rung(study, rung, arms, unigram.get(rung.name, math.nan)) for rung in rungs(study)}
+    decided = decisions.decide(ladder, sizes, values, axes(study, matched))
+    for here in sizes.values():
+        for arm in here["arms"].values():
+            arm |= {"saved": _saved(arm, here["arms"][study.baseline])} if "difference" in arm else {}
     return {
         "study": described(study),
-        "optimizer": _optimizer(matched[Cell(next(iter(sizes)), study.baseline)].config),
+        "optimizer": _optimizer(next(iter(matched.values())).config),
         "sizes": sizes,
-        "together": _together(study, sizes),
-        "trends": {arm: trend for arm, trend in trends.items() if trend},
+        **decided,
+        "versions": [],
+        "margin": _margin(study, sizes, results),
         "shares": shares(results.values()),
         "seconds": sum(map(seconds, results.values())),
         "runs": len(results),
@@ -66,7 +68,7 @@ def require_same_data(results: Mapping[Trial, dict]) -> None:
     first: dict[tuple[str, str], str] = {}
     for trial, result in results.items():
         for name, digest in result.get("data", {}).items():  # a run that diverged has none
-            other = first.setdefault((trial.cell.size, name), digest)
+            other = first.setdefault((trial.cell.rung, name), digest)
             if other != digest:
                 raise UserError(
                     f"{trial.folder}: its {name} has the digest {digest[:12]}, and that of the other runs {other[:12]}: all "
@@ -96,13 +98,12 @@ def short_commit(commit: str) -> str:
     return f"{digits[:7] or 'no commit'}{dash}{dirty}"
 
 
-def _arm(study: Study, cell: Cell, matched: Matched, values: Mapping[Trial, float], results: Mapping[Trial, dict]) -> dict:
-    """One arm at one size."""
-    losses = tried(study, values, cell)
-    rate = rates.best_rate(losses)
-    if rate is None:
+def _arm(ladder: Ladder, cell: Cell, matched: Matched, values: Mapping[Trial, float], results: Mapping[Trial, dict]) -> dict:
+    """One arm at one rung."""
+    study, losses, rate = ladder.study, tried(values, cell), ladder.rate(values, cell)
+    if rate is None and all(not ladder.tuning(values, each) for each in ladder.sources(cell)):
         return _diverged(losses, matched)
-    trials = seeded(study, cell, rate)
+    trials = seeded(study, cell, math.nan if rate is None else rate)
     missing = [trial.folder for trial in trials if trial not in values]
     if missing:
         raise UserError(f"the study has no result of {', '.join(missing)}: run it again, and it goes on there")
@@ -111,7 +112,7 @@ def _arm(study: Study, cell: Cell, matched: Matched, values: Mapping[Trial, floa
     return {
         "rate": rate,
         "tried": losses,
-        "edge": rates.at_edge(losses),
+        "edge": rates.at_edge(rates.means(losses)) if losses else "",
         "values": metric,
         "mean": float(np.mean(metric)),
         "deviation": float(np.std(metric, ddof=1)),
@@ -149,13 +150,13 @@ def _sampling_error(result: Mapping) -> float:
 def _difference_sampling_error(study: Study, cell: Cell, arms: Mapping[Cell, dict], results: Mapping[Trial, dict]) -> float:
     """The standard error of an arm's mean difference by the size of the held-out data, which all runs share: what a text
     adds to both sides of the difference cancels. NaN with a run that diverged."""
-    sides = [seeded(study, each, arms[each]["rate"]) for each in (cell, Cell(cell.size, study.baseline))]
+    sides = [seeded(study, each, arms[each]["rate"]) for each in (cell, Cell(cell.rung, study.baseline))]
     if any("blocks" not in results.get(trial, {}) for side in sides for trial in side):
         return math.nan
     return pair_ratios(*(_blocks(results[trial] for trial in side) for side in sides))["standard_error"]
 
 
-def _diverged(losses: Mapping[float, float], matched: Matched) -> dict:
+def _diverged(losses: rates.Tried, matched: Matched) -> dict:
     """An arm that diverged at every learning rate."""
     unknown = dict.fromkeys(("rate", "mean", "deviation", "sampling_error"), math.nan)
     unknown |= {"edge": "", "values": [], "probes": {}, "curve": [], "tried": losses, "diverged": ["every learning rate"]}
@@ -170,82 +171,39 @@ def _curve(curves: list, metric: str) -> list[tuple[float, float, float]]:
     return [(step, *mean_interval([each[step] for each in by_step])) for step in shared]
 
 
-def _size(study: Study, size: str, arms: Mapping[Cell, dict], unigram: float) -> dict:
-    """All arms at one size, compared with the baseline."""
-    here = {cell.arm: arm for cell, arm in arms.items() if cell.size == size}
+def _rung(study: Study, rung: Rung, arms: Mapping[Cell, dict], unigram: float) -> dict:
+    """All arms at one rung."""
+    here = {cell.arm: arm for cell, arm in arms.items() if cell.rung == rung.name}
     baseline = here[study.baseline]
-    differences, failures = {}, {}
-    for name, arm in here.items():
-        if reason := _failure(arm, unigram):
-            failures[name] = reason
-    if study.baseline not in failures:
-        compared = [name for name in here if name not in (study.baseline, *failures)]
-        differences = {name: statistics.paired(here[name]["values"], baseline["values"]) for name in compared}
-    for name, decided in _decided(study, differences).items():
-        here[name] |= decided | {"saved": _saved(here[name], baseline)}
+    failures = {name: reason for name, arm in here.items() if (reason := _failure(arm, unigram))}
     for arm in here.values():
-        tried_by_all = {rate: loss for rate, loss in arm["tried"].items() if rate in study.rates}
-        arm["sensitivity"] = statistics.sensitivity(tried_by_all, unigram) if math.isfinite(unigram) else math.nan
+        losses = {rate: value for rate, value in rates.means(arm["tried"]).items() if rate in study.rates}
+        known = math.isfinite(unigram) and losses
+        arm["sensitivity"] = statistics.sensitivity(losses, unigram) if known else math.nan
     return {
+        "size": rung.size,
+        "budget": rung.budget,
         "arms": here,
         "failures": failures,
         "noise": statistics.noise(baseline["values"]) if study.baseline not in failures else None,
         "sampling_error": baseline["sampling_error"],
         "unigram": unigram,
-        **_power(study, differences.values()),
     }
 
 
-def _together(study: Study, sizes: Mapping[str, dict]) -> dict:
-    """All sizes at once: the metric of a seed is its mean over sizes, which varies less. Arms that have no difference at
-    some size are left out, and all arms of a study of one size."""
-    every = [here["arms"] for here in sizes.values()]
-    compared = [arm for arm in study.arms if len(every) > 1 and all("difference" in arms[arm] for arms in every)]
-
-    def values_SN(arm: str) -> np.ndarray:
-        return np.array([arms[arm]["values"] for arms in every])
-
-    def mean_N(arm: str) -> np.ndarray:
-        return values_SN(arm).mean(0)
-
-    differences = {arm: statistics.paired(mean_N(arm), mean_N(study.baseline)) for arm in compared}
-    decided, weights_S = _decided(study, differences), np.full(len(every), 1 / len(every))
-    for arm, found in decided.items():
-        differences_SN = values_SN(arm) - values_SN(study.baseline)
-        found["independent"] = statistics.if_independent(weights_S, differences_SN)._asdict()
-    return {"arms": decided, **_power(study, differences.values())}
-
-
-def _decided(study: Study, differences: Mapping[str, Difference]) -> dict[str, dict]:
-    """The difference of each arm, and what the tests say of it."""
-    return {
-        name: {"difference": differences[name]._asdict(), **decision._asdict()}
-        for name, decision in statistics.decisions(differences, study.margin, len(study.arms) - 1).items()
-    }
-
-
-def _power(study: Study, differences: Iterable[Difference]) -> dict[str, float]:
-    """What pairs with the deviation of these differences can find: that of the arm which varies most. {} without any."""
-    widest = max(differences, key=lambda each: each.deviation, default=None)
-    if widest is None:
-        return {}
-    deviation = widest.deviation
-    alpha = statistics.ALPHA / max(1, len(study.arms) - 1)  # the first step of Holm's method
-    return {
-        "deviation": deviation,
-        "unpaired_deviation": widest.unpaired_deviation,
-        "detectable": statistics.detectable(deviation, study.seeds, alpha),
-        "chance_of_equivalent": statistics.equivalence_power(study.margin, deviation, study.seeds, alpha),
-        "seeds_for_margin": _seeds_for(study.margin, deviation, alpha),
-    }
-
-
-def _seeds_for(margin: float, deviation: float, alpha: float) -> int | None:
-    """The pairs that find the margin; None if a million do not."""
-    try:
-        return statistics.seeds_for(margin, deviation, alpha) if deviation else 2
-    except UserError:
-        return None
+def _margin(study: Study, sizes: Mapping[str, dict], results: Mapping[Trial, dict]) -> dict:
+    """The margin in nats per token, and the share of tokens more that is worth as much to the baseline at each size (None if
+    it has one budget)."""
+    known = [each["evaluation"] for each in results.values() if each["evaluation"].get("bytes")]
+    nats = study.margin if study.metric == "loss" else None
+    if study.metric == "bits_per_byte" and known:
+        nats = study.margin * math.log(2) * known[0]["bytes"] / known[0]["tokens"]
+    worth = {}
+    for size in study.sizes:
+        of_size = [each for each in sizes.values() if each["size"] == size and study.baseline not in each["failures"]]
+        losses = {each["arms"][study.baseline]["tokens"]: each["arms"][study.baseline]["mean"] for each in of_size}
+        worth[size] = growth.tokens_worth(losses, study.margin) if losses else None
+    return {"nats_per_token": nats, "tokens_worth": worth}
 
 
 def points(arm: Mapping, axis: str) -> np.ndarray:
@@ -268,22 +226,6 @@ def _failure(arm: dict, unigram: float) -> str:
     if arm["mean"] >= unigram:
         return f"it has not learnt: its mean is {arm['mean']:.3f}, and frequencies alone give {unigram:.3f}"
     return ""
-
-
-def _trend(study: Study, arm: str, arms: Mapping[Cell, dict], matched: Mapping[Cell, Matched]) -> dict | None:
-    """How the difference of an arm changes with the baseline's size; None if it has no difference at a size, or if the sizes
-    are too near to each other."""
-    by_size = {}
-    for size in study.sizes:
-        found, baseline = arms[Cell(size, arm)], arms[Cell(size, study.baseline)]
-        if "difference" not in found:
-            return None
-        value = trend_of(study, matched[Cell(size, study.baseline)])
-        by_size[float(value)] = np.subtract(found["values"], baseline["values"])
-    if not has_trend(by_size):
-        return None
-    trend, ends = statistics.trend(by_size), {"first": min(by_size), "last": max(by_size)}
-    return trend._asdict() | {"independent": trend.independent._asdict()} | ends
 
 
 def shares(results: Iterable[Mapping]) -> dict[str, float]:

@@ -1,26 +1,26 @@
 """The plan of a study, before anything runs: runs, FLOPs, hours, and the smallest difference that it can find."""
 
-from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
 from xfresearch.run.config import Config
 from xfresearch.runtime.progress import stage
-from xfresearch.studies import statistics
-from xfresearch.studies.cells import Cell, Trial, cells, extensions, jobs, planned, tuned
+from xfresearch.studies.cells import Cell, Ladder, Trial, jobs
 from xfresearch.studies.checks import check
-from xfresearch.studies.design import Study
-from xfresearch.studies.matching import LEAST_SPREAD, Matched, has_trend, matched, trend_of
+from xfresearch.studies.design import Study, rungs
+from xfresearch.studies.matching import Matched, all_matched
+from xfresearch.studies.matching import ladder as ladder_of
+from xfresearch.studies.simultaneous import chance_of_equivalent, detectable, typical_critical
 from xfresearch.training.timing import relative_seconds, seconds_per_update
 
 
 class Plan(NamedTuple):
     matched: dict[Cell, Matched]
+    ladder: Ladder
     runs: int  # if no best learning rate lies at the edge of the grid
-    most_runs: int
     training_flops: float  # of `runs`
-    detectable: float  # over all sizes together, the smallest difference that is found with a chance of 80 %
-    chance_of_equivalent: float  # of an arm without a difference
+    detectable: float  # at a rung, the smallest difference that is found with a chance of 80 %
+    chance_of_equivalent: float  # of an arm without a difference, at a rung
 
 
 def timings(study: Study, configs: Mapping[Cell, Config], known: Mapping[Cell, float]) -> dict[Cell, float]:
@@ -32,7 +32,7 @@ def timings(study: Study, configs: Mapping[Cell, Config], known: Mapping[Cell, f
         return found
     with stage("timing updates", len(missing), "cells") as progress:
         for cell in missing:
-            baseline = Cell(cell.size, study.baseline)
+            baseline = Cell(cell.rung, study.baseline)
             if baseline not in found:
                 found[baseline] = seconds_per_update(configs[baseline])
             if cell != baseline:
@@ -44,30 +44,20 @@ def timings(study: Study, configs: Mapping[Cell, Config], known: Mapping[Cell, f
 def make(study: Study, seconds: Mapping[Cell, float] | None = None) -> Plan:
     """Solves for the sizes of all arms. seconds: of an update of each cell, if they are known; match='seconds' needs them.
     Raises UserError for an arm whose config is not valid, and for a design that is none (studies/checks.py)."""
-    solved = {cell: matched(study, cell, seconds or {}) for cell in cells(study)}
+    solved = all_matched(study, seconds or {})
     check(study, solved)
-    trials = list(planned(study))
+    ladder = ladder_of(study, solved)
+    trials = ladder.expected({})
     flops = sum(solved[trial.cell].training_flops for trial in trials)
-    alpha = statistics.ALPHA / (len(study.arms) - 1)  # the first step of Holm's method
-    deviation = study.deviation / len(study.sizes) ** 0.5  # of the mean over sizes, if what their seeds do is independent
-    return Plan(
-        solved,
-        len(trials),
-        len(trials) + study.extensions * sum(cell == tuned(study, cell) for cell in solved),
-        flops,
-        statistics.detectable(deviation, study.seeds, alpha),
-        statistics.equivalence_power(study.margin, deviation, study.seeds, alpha),
-    )
+    error = study.deviation / study.seeds**0.5
+    critical, inner = typical_critical(len(study.arms) - 1, len(rungs(study)), study.seeds)
+    smallest, equivalent = detectable(error, critical), chance_of_equivalent(study.margin, error, inner)
+    return Plan(solved, ladder, len(trials), flops, smallest, equivalent)
 
 
-def time_line(
-    study: Study, plan: Plan, seconds: Mapping[Cell, float], ended: Collection[Trial], left: Collection[Cell]
-) -> str:
-    """How long the planned runs that have not ended train, on the machine that timed an update of each cell. left: the cells
-    that need runs; one that diverged at every rate has ended with fewer than were planned."""
-    runs = Counter(trial.cell for trial in planned(study))
-    runs.subtract(trial.cell for trial in set(ended).difference(extensions(study, ended)))
-    hours = sum(plan.matched[cell].config.steps * seconds[cell] * max(0, runs[cell]) for cell in left) / 3600
+def time_line(plan: Plan, seconds: Mapping[Cell, float], left: Iterable[Trial]) -> str:
+    """How long the runs that are left train, on the machine that timed an update of each cell."""
+    hours = sum(plan.matched[trial.cell].config.steps * seconds[trial.cell] for trial in left) / 3600
     time = f"{hours:.1f} hours" if hours >= 1 else f"{60 * hours:.1f} minutes"
     return f"time       some {time} of training for what is left, where the updates were timed"
 
@@ -75,35 +65,26 @@ def time_line(
 def lines(study: Study, plan: Plan, ended: Collection[Trial]) -> list[str]:
     """The plan as text. ended: the runs that have a result, in the directory or in those of other studies."""
     found = [f"question   {study.question}", f"rule       {study.rule}"]
-    extra = f", at most {plan.most_runs:,}" if plan.most_runs > plan.runs else ""
-    found.append(f"runs       {plan.runs:,}{extra}: {plan.training_flops:.2e} FLOPs; {len(ended):,} have a result")
-    together = f" over {len(study.sizes)} sizes together" if len(study.sizes) > 1 else ""
+    most = len(jobs(study))
+    found.append(f"runs       {plan.runs:,}: {plan.training_flops:.2e} FLOPs; {len(ended):,} have a result")
+    found.append(f"jobs       {most:,} at most, 0 to {most - 1:,} (--job I): each makes one run, and ends if none is left")
+    sizes, budgets = len(study.sizes), max(1, len(study.budgets))
+    if (sizes < 3 or budgets < 2) and not study.tiny:
+        found.append(f"ladder     {sizes} x {budgets}: to say how far an answer holds takes 3 sizes x 2 budgets or more")
     found.append(
-        f"power      {study.seeds} pairs find a difference of {plan.detectable:.4f}{together} with a chance of 80 % if "
-        f"paired differences of one size have a deviation of {study.deviation:g}; up to {study.margin:g} counts as none, "
-        f"and an arm without a difference is called equivalent with a chance of {plan.chance_of_equivalent:.0%}"
+        f"power      {study.seeds} pairs find a difference of {plan.detectable:.4f} at a rung with a chance of 80 % if "
+        f"paired differences have a deviation of {study.deviation:g}; up to {study.margin:g} counts as none, and an arm "
+        f"without a difference is called equivalent there with a chance of {plan.chance_of_equivalent:.0%}"
     )
-    baselines = [plan.matched[Cell(size, study.baseline)] for size in study.sizes]
-    if len(baselines) > 1 and not has_trend(trend_of(study, each) for each in baselines):
-        found.append(f"trend      none: the sizes differ by less than {LEAST_SPREAD} times in {study.trend}")
     return found + table(study, plan.matched)
 
 
 def table(study: Study, solved: Mapping[Cell, Matched]) -> list[str]:
-    """Numbers of the jobs, parameters and cost of each cell."""
+    """Parameters and cost of each cell."""
     relative = f"{study.match}, relative to the baseline"
-    titles = ("jobs", "size", "arm", "parameters", "updates", "FLOPs", relative, "solved for")
-    rows, numbered = [titles], list(enumerate(jobs(study)))
+    rows = [("rung", "arm", "parameters", "updates", "FLOPs", relative, "solved for")]
     for cell, each in solved.items():
-        of_cell = [number for number, job in numbered if job.cell == cell]
-        numbers = (f"{each.parameters:,}", f"{each.config.steps:,}", f"{each.training_flops:.2e}", f"{each.mismatch:+.2%}")
-        rows.append((_ranges(of_cell), *cell, *numbers, each.solved))
+        numbers = f"{each.parameters:,}", f"{each.config.steps:,}", f"{each.training_flops:.2e}", f"{each.mismatch:+.2%}"
+        rows.append((*cell, *numbers, each.solved))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-
-
-def _ranges(numbers: list[int]) -> str:
-    """'0-2,9-13' for ascending numbers, as Slurm's --array takes them."""
-    ends = [i for i in numbers if i + 1 not in numbers]
-    starts = [i for i in numbers if i - 1 not in numbers]
-    return ",".join(f"{low}-{high}" if low < high else f"{low}" for low, high in zip(starts, ends, strict=True))

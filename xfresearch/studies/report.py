@@ -15,20 +15,23 @@ from xfresearch.pages.intervals import Interval, intervals
 from xfresearch.runtime.files import write_text
 from xfresearch.runtime.terminal import visible
 from xfresearch.studies import tables
-from xfresearch.studies.matching import LARGEST_MISMATCH, LEAST_SPREAD
+from xfresearch.studies.growth import LEAST_SPREAD
+from xfresearch.studies.matching import LARGEST_MISMATCH
 from xfresearch.studies.outcome import points
-from xfresearch.studies.statistics import ALPHA, SMALL
+from xfresearch.studies.simultaneous import ALPHA
+from xfresearch.studies.statistics import SMALL
 from xfresearch.studies.tables import UNITS, all_sizes, edge_in_words, in_markdown, seeds_error
 
 MATCHED = {"flops": "FLOPs", "parameters": "parameters", "tokens": "tokens", "seconds": "seconds"}
-CANCEL = 0.5  # a mean or change over sizes that varies less than this share of what independent sizes give has a note
-AXES = {"training_flops": "FLOPs of training", "seconds": "seconds of training"}
+COSTS = {"training_flops": "FLOPs of training", "seconds": "seconds of training"}
 WORDS = {
     "better": "better than {baseline}",
     "worse": "worse than {baseline}",
     "equivalent": "equivalent to {baseline} (within {margin:g})",
     "undecided": "not shown to differ from {baseline}, nor to be equivalent",
+    "mixed": "not the same beside {baseline} along the ladder",
 }
+SHAPES = {"grows": "grows", "shrinks": "shrinks", "stays": "stays, within the margin", "unknown": "may grow or shrink"}
 
 
 def write(folder, outcome: Mapping) -> None:
@@ -46,13 +49,16 @@ def verdicts(outcome: Mapping) -> list[str]:
 def _sentence(outcome: Mapping, arm: str) -> str:
     study, sizes = outcome["study"], outcome["sizes"]
     several = len(sizes) > 1
-    found = outcome["together"]["arms"].get(arm) if several else next(iter(sizes.values()))["arms"][arm]
-    if found is None or "difference" not in found:
+    found = outcome["ladder"].get(arm) if several else next(iter(sizes.values()))["arms"][arm]
+    if found is None or "verdict" not in found:
         return f"{arm}: no verdict{_reason(outcome, arm)}"
     each, where = found["difference"], f" over {all_sizes(outcome)}" if several else ""
     line = f"{arm} is {_in_words(found, study)}{where}: {each['mean']:+.4f} {UNITS[study['metric']]} "
     line += f"({each['low']:+.4f} to {each['high']:+.4f})"
-    by_size = [f"{here['arms'][arm]['verdict']} at {name}" for name, here in sizes.items()] if several else []
+    by_verdict: dict[str, list[str]] = {}
+    for name, here in sizes.items() if several else ():
+        by_verdict.setdefault(here["arms"][arm]["verdict"], []).append(name)
+    by_size = [f"{verdict} at {', '.join(names)}" for verdict, names in by_verdict.items()]
     return "; ".join([line, *by_size, *_growth(outcome, arm), *_edge(outcome, arm)])
 
 
@@ -67,28 +73,31 @@ def _reason(outcome: Mapping, arm: str) -> str:
     return ""
 
 
-def _in_words(arm: Mapping, study: Mapping) -> str:
-    """The verdict of an arm at a size."""
-    words = WORDS[arm["verdict"]].format(baseline=study["baseline"], margin=study["margin"])
-    if arm["verdict"] == "equivalent" and arm["p_holm"] < ALPHA:
-        words += f", though {'better' if arm['difference']['mean'] < 0 else 'worse'}"
-    if arm["verdict"] == "undecided" and arm["p_no_worse"] < ALPHA:
+def _in_words(found: Mapping, study: Mapping) -> str:
+    """The verdict of an arm at a rung, or over the ladder."""
+    words = WORDS[found["verdict"]].format(baseline=study["baseline"], margin=study["margin"])
+    if found["verdict"] == "equivalent" and found["p_corrected"] < ALPHA:
+        words += f", though {'better' if found['difference']['mean'] < 0 else 'worse'}"
+    if found["verdict"] == "undecided" and found["p_no_worse"] < ALPHA:
         words += f", but not worse by {study['margin']:g}"
     return words
 
 
 def _growth(outcome: Mapping, arm: str) -> list[str]:
-    """How the difference of an arm changes with the size, if it is known."""
-    if not (trend := outcome["trends"].get(arm)):
-        return []
-    over = outcome["study"]["trend"].rpartition(".")[2].replace("_", " ")
-    sizes = f"from {over} of {trend['first']:,.0f} to {trend['last']:,.0f}"
-    return [f"{sizes} it changes by {trend['change']:+.4f} ({trend['low']:+.4f} to {trend['high']:+.4f})"]
+    """What the difference of an arm does along the ladder, if that is known."""
+    study, lines = outcome["study"], []
+    trend = study["trend"].rpartition(".")[2].replace("_", " ")
+    along = {"sizes": trend, "budgets": "tokens for each parameter"}
+    for axis, each in outcome["ladder"].get(arm, {}).get("changes", {}).items():
+        ends = [f"{each[end]:,.0f}" if each["last"] >= 100 else f"{each[end]:.3g}" for end in ("first", "last")]
+        change = f"{each['change']:+.4f} ({each['low']:+.4f} to {each['high']:+.4f})"
+        lines.append(f"along {along[axis]} from {' to '.join(ends)} it {SHAPES[each['shape']]}: {change}")
+    return lines
 
 
 def _edge(outcome: Mapping, arm: str) -> list[str]:
     """A warning for each size at which the best learning rate may lie beyond those that were tried."""
-    tuned = [outcome["study"]["tune_at"]] if outcome["study"]["tune_at"] else list(outcome["sizes"])
+    tuned = list(outcome["study"]["tune_at"] or outcome["sizes"])
     found = []
     for size in tuned:
         if (here := outcome["sizes"][size]["arms"][arm])["edge"]:
@@ -103,9 +112,9 @@ def picture(outcome: Mapping) -> str:
     for arm in study["arms"]:
         found = {size: here["arms"][arm] for size, here in outcome["sizes"].items() if "difference" in here["arms"][arm]}
         if found:
-            if own := outcome["together"]["arms"].get(arm):
-                found[all_sizes(outcome)] = own
             each = {name: (own["difference"], own["verdict"]) for name, own in found.items()}
+            if (own := outcome["ladder"].get(arm)) and len(found) > 1:
+                each[all_sizes(outcome)] = own["difference"], own["verdict"]
             groups[arm] = [Interval(name, d["mean"], d["low"], d["high"], verdict) for name, (d, verdict) in each.items()]
     label = f"{UNITS[study['metric']]} beside {study['baseline']}: less is better. Lines are 95 % intervals"
     return intervals(study["question"], groups, study["margin"], label) if groups else ""
@@ -117,10 +126,11 @@ def training(outcome: Mapping) -> str:
     sizes = " and ".join(f"{each['parameters']:,} parameters on {each['tokens']:,} tokens" for each in baselines)
     more = " (more, where the best one was at the edge)" if study["extensions"] else ""
     rates = f"the best of {len(study['rates'])} learning rates{more}"
-    where = f"at size {study['tune_at']}, and keeps it at the others" if study["tune_at"] else "at each size"
+    runs = "one run for each rate" if study["rate_runs"] == 1 else f"{study['rate_runs']} runs for each hopeful rate"
+    where = f"at {' and '.join(study['tune_at'])}, and takes it to the others" if study["tune_at"] else "at each size"
     optimizer = outcome["optimizer"]
     trained = f"{sizes}, by {optimizer['kind']} with a weight decay of {optimizer['weight_decay']:g}"
-    chosen = f"Each arm has {rates}, with one run for each rate {where}"
+    chosen = f"Each arm has {rates}, with {runs} {where}"
     return (
         f"{study['baseline']} trains {trained}. {_matched(outcome)} {chosen}; then {study['seeds']} runs decide, in pairs "
         "that share a seed."
@@ -159,44 +169,46 @@ def notes(outcome: Mapping) -> list[str]:
         if noise := size["noise"]:
             line = f"{name}: runs of {study['baseline']} that differ in the seed have a deviation of {noise[0]:.4f} {unit} "
             line += f"({noise[1]:.4f} to {noise[2]:.4f})"
-            compared = "deviation" in size  # else every other arm has failed
+            compared = "error" in size  # else every other arm has failed
             lines.append(f"{line}; {_power(size, study)} {_sampling(size)}".rstrip() if compared else f"{line}.")
-    if outcome["together"]["arms"]:
-        power = _power(outcome["together"], study)
-        lines.append(f"{all_sizes(outcome).capitalize()}, where a seed counts with its mean: {power}")
-        lines += cancelling(outcome)
     known = {size: here["unigram"] for size, here in outcome["sizes"].items() if here["unigram"] is not None}
     if known:
         values = ", ".join(f"{value:.3f} at {size}" for size, value in known.items())
         lines.append(f"Frequencies alone give {values}; an arm that is not below has learnt nothing, and gets no verdict.")
-    if study["tune_at"] and study["trend"] == "parameters" and outcome["trends"]:
-        cause = "so a change with the size may be due to the rate; config.tune_at='' tries rates at each size"
-        lines.append(f"Learning rates were tried at size {study['tune_at']} alone, {cause}.")
-    lines += _gained_nothing(outcome)
-    if not outcome["trends"]:
-        lines.append(f"There is no trend: it takes sizes that differ by a factor of {LEAST_SPREAD}, and no failed arms.")
+    lines += [*history(outcome), *rests_on(outcome), *outcome["notes"], *_gained_nothing(outcome)]
+    if len(outcome["sizes"]) > 1 and not any(each["changes"] for each in outcome["ladder"].values()):
+        lines.append(f"No change is known: it takes sizes that differ by a factor of {LEAST_SPREAD}, and no failed arms.")
     return lines + _of_runs(outcome)
 
 
-def cancelling(outcome: Mapping) -> list[str]:
-    """A warning for each arm of which an interval is narrow because a seed's differences cancel between the sizes: in their
-    mean, or in the change from size to size. Where they cancel in one, they add up in the other, so it has both."""
-    lines = []
-    for arm, found in outcome["together"]["arms"].items():
-        sums = {f"mean over {all_sizes(outcome)}": (found["difference"]["deviation"], found["independent"])}
-        if trend := outcome["trends"].get(arm):
-            sums["change from size to size"] = (trend["deviation"], trend["independent"])
-        if not any(deviation < CANCEL * independent["deviation"] for deviation, independent in sums.values()):
-            continue
-        each = [
-            f"the {name} would have a deviation of {independent['deviation']:.4f} in place of {deviation:.4f}, and an "
-            f"interval of {independent['low']:+.4f} to {independent['high']:+.4f}"
-            for name, (deviation, independent) in sums.items()
-        ]
-        lines.append(
-            f"{arm}: the differences of a seed at the sizes depend on each other, which may be chance with few seeds. If "
-            f"they were independent, {'; '.join(each)}."
-        )
+def history(outcome: Mapping) -> list[str]:
+    """When the rule was written, and which runs existed by then."""
+    versions = outcome["versions"]
+    if not versions:
+        return ["This study is from before the ledger: nothing shows that its rule was written before its runs."]
+    last, seen = versions[-1], versions[-1]["seen"]
+    where = f" ({', '.join(seen['directories'])})" if seen["directories"] else ""
+    number = seen["runs"] + seen["others"]
+    existed = f"{number} runs existed{where}, {seen['runs']} of which it uses" if number else "no run existed by then"
+    warning = ": what it says may have been chosen after the fact" if number else ""
+    line = f"The rule was written on {last['date']} (digest {last['digest']}), and {existed}{warning}."
+    return [line, *([f"It is version {len(versions)}: all are below."] if len(versions) > 1 else [])]
+
+
+def rests_on(outcome: Mapping) -> list[str]:
+    """What the answer rests on: budgets, the choice of rates, and what the margin is worth."""
+    study, margin, lines = outcome["study"], outcome["margin"], []
+    if len(study["budgets"]) < 2:
+        lines.append("It rests on one number of tokens: whether a difference stays with more is not known.")
+    if study["rate_runs"] == 1:
+        lines.append("Each learning rate had one run, so a rate may be the best by chance.")
+    if study["tune_at"] and len(study["tune_at"]) < 2 < 1 + len(outcome["sizes"]):
+        lines.append(f"Learning rates were tried at {study['tune_at'][0]} alone: a difference elsewhere may be due to them.")
+    worth = [f"{share:.1%} more tokens at {size}" for size, share in margin["tokens_worth"].items() if share is not None]
+    nats = f" is {margin['nats_per_token']:.4f} nats per token" if margin["nats_per_token"] is not None else ""
+    words = [nats, f" is worth {', '.join(worth)}" if worth else ""]
+    if any(words):
+        lines.append(f"The margin of {study['margin']:g} {UNITS[study['metric']]}{' and'.join(filter(None, words))}.")
     return lines
 
 
@@ -208,10 +220,10 @@ def _gained_nothing(outcome: Mapping) -> list[str]:
     for (small, before), (large, after) in pairwise(outcome["sizes"].items()):
         for arm, each in after["arms"].items():
             first, second = before["arms"][arm]["mean"], each["mean"]
-            if large != study["tune_at"] and None not in (first, second) and second >= first > 0:
+            if large not in study["tune_at"] and None not in (first, second) and second >= first > 0:
                 lines.append(
                     f"{arm} has {first:.4f} at {small} and {second:.4f} at {large}: it gains nothing by its size. The rate "
-                    f"of size {study['tune_at']} may be a bad one there."
+                    f"of {' and '.join(study['tune_at'])} may be a bad one there."
                 )
     return lines
 
@@ -225,7 +237,7 @@ def _of_runs(outcome: Mapping) -> list[str]:
     if machine := outcome["made"].get("timed_on"):
         lines.append(f"Seconds are those of an update, timed in turns with the baseline's, times their number ({machine}).")
     if untimed:
-        lines.append(f"There are no seconds of {', '.join(untimed)}, because updates were not timed: --plan times them.")
+        lines.append(f"There are no seconds of {', '.join(untimed)}, because updates were not timed: --time times them.")
     if len({line.split(", ", 2)[2] for line in outcome["made"]["runs"]}) > 1:
         lines.append("Runs are of several machines, so the two runs of a pair may be of different ones.")
     if len(versions := outcome["made"]["versions"]) > 1:
@@ -248,14 +260,12 @@ def _sampling(size: Mapping) -> str:
 
 
 def _power(found: Mapping, study: Mapping) -> str:
-    """What the pairs of a size can find, or those of all sizes, in the arm whose differences vary most."""
-    unpaired = found["unpaired_deviation"]
-    pairing = "" if unpaired is None else f" ({unpaired:.4f} if runs were not paired)"
+    """What the pairs of a rung can find, in the arm whose differences vary most."""
     seeds = found["seeds_for_margin"] or "more than a million"
     return (
-        f"paired differences have a deviation of at most {found['deviation']:.4f}{pairing}. With it, {study['seeds']} pairs "
-        f"find a difference of {found['detectable']:.4f} with a chance of 80 %, one of {study['margin']:g} takes {seeds}, "
-        f"and an arm without a difference is called equivalent with a chance of {found['chance_of_equivalent']:.0%}."
+        f"mean differences have an error of at most {found['error']:.4f}. With it, {study['seeds']} pairs find a difference "
+        f"of {found['detectable']:.4f} with a chance of 80 %, one of {study['margin']:g} takes {seeds}, and an arm without "
+        f"a difference is called equivalent with a chance of {found['chance_of_equivalent']:.0%}."
     )
 
 
@@ -267,7 +277,7 @@ def markdown(outcome: Mapping) -> str:
     for table in tables.main_tables(outcome):
         parts += _section(table)
     parts += ["## Limits", "", *(f"- {line}" for line in notes(outcome)), ""]
-    parts += [*_section(tables.rates(outcome)), *_section(tables.details(outcome)), "## Design", ""]
+    parts += [line for table in tables.appendix(outcome) for line in _section(table)] + ["## Design", ""]
     return "\n".join([*parts, *(f"- {name}: {value}" for name, value in (*design(outcome), *made(outcome))), ""])
 
 
@@ -286,10 +296,12 @@ def design(outcome: Mapping) -> list[tuple[str, str]]:
     study = outcome["study"]
     solved = f", by {study['solve']}" if study["solve"] else ""
     solved += f" in multiples of {study['multiple']}" if study["solve"] not in ("", "steps") else ""
-    tuned = f" at size {study['tune_at']}" if study["tune_at"] else " at each size"
+    tuned = f" at {' and '.join(study['tune_at'])}" if study["tune_at"] else " at each size"
     lines = [("base", study["base"]), ("all arms", " ".join(study["options"])), ("matched", f"{study['match']}{solved}")]
     lines += [("learning rates", f"{', '.join(f'{rate:g}' for rate in study['rates'])}, tried{tuned}")]
     lines += [("optimizer", " ".join(f"{name}={value}" for name, value in outcome["optimizer"].items()))]
+    if study["budgets"]:
+        lines += [("tokens for each parameter", ", ".join(f"{each:g}" for each in study["budgets"]))]
     lines += [("seeds", str(study["seeds"])), ("margin", f"{study['margin']:g} {UNITS[study['metric']]}")]
     lines += [(f"matched {arm}", f"by {key}" if key else "not") for arm, key in study["solve_in"].items()]
     for kind in ("sizes", "arms", "cells"):
@@ -309,7 +321,7 @@ def page(outcome: Mapping) -> dict:
         "styles": dict(zip(study["arms"], styles(len(study["arms"])), strict=True)),
         "charts": {size: _charts(outcome, size) for size in outcome["sizes"]},
         "notes": notes(outcome),
-        "appendix": [tables.rates(outcome), tables.details(outcome)],
+        "appendix": tables.appendix(outcome),
         "design": design(outcome),
         "made": made(outcome),
     }
@@ -319,7 +331,7 @@ def _charts(outcome: Mapping, size: str) -> list[tuple[str, str]]:
     """(caption, SVG) of the metric by FLOPs and by seconds, with bands of the intervals."""
     unit, here, found = UNITS[outcome["study"]["metric"]], outcome["sizes"][size]["arms"], []
     arms = outcome["study"]["arms"]
-    for axis, label in AXES.items():
+    for axis, label in COSTS.items():
         curves = []
         for arm, style in zip(arms, styles(len(arms)), strict=True):
             known = here[arm]["curve"] and here[arm][axis] is not None

@@ -32,7 +32,7 @@ from xfresearch.runtime.files import exists, inside, read_object, remove_directo
 from xfresearch.runtime.schema import ANY, Maybe, check
 from xfresearch.studies import probes
 from xfresearch.studies.cells import Cell, Trial
-from xfresearch.studies.design import Study
+from xfresearch.studies.design import Study, rungs
 from xfresearch.studies.frequencies import tokenizer_of
 from xfresearch.studies.matching import Matched
 from xfresearch.training.callbacks import Callback
@@ -54,10 +54,11 @@ class Counted(Callback):
     """Counts the updates of a run in the progress of its study."""
 
     def __init__(self, update: Callable[[int], None]):
-        self._update = update
+        self._update, self._at = update, 0
 
     def on_step(self, step: int, figures: Mapping[str, float]) -> None:
-        self._update(1)
+        self._update(step - self._at)  # the first one of a run that resumes counts those before it
+        self._at = step
 
 
 def config_of_trial(trial: Trial, config: Config) -> Config:
@@ -120,13 +121,21 @@ class Store(NamedTuple):
 
     folder: epath.Path
     known: Mapping[str, Sequence[dict]]
+    names: dict[Trial, tuple[Config, str]]  # fingerprints that were computed, with the config of the cell
 
     def find(self, study: Study, trial: Trial, config: Config) -> dict | None:
         """The result of a run of the cell with this config; None if it has not finished, had another config, measured less,
         or on other text."""
-        own, file = fingerprint(config_of_trial(trial, config)), inside(self.folder, trial.folder, RESULT_FILE)
+        own, file = self._fingerprint(trial, config), inside(self.folder, trial.folder, RESULT_FILE)
         results = (*([read_result(file)] if exists(file) else []), *self.known.get(own, ()))
         return next((found for found in results if _wanted(study, trial, config).is_in(found, own)), None)
+
+    def _fingerprint(self, trial: Trial, config: Config) -> str:
+        before, name = self.names.get(trial, (None, ""))
+        if before is not config:
+            name = fingerprint(config_of_trial(trial, config))
+            self.names[trial] = config, name
+        return name
 
 
 def open_store(workdir, others: Sequence[str] = ()) -> Store:
@@ -139,7 +148,7 @@ def open_store(workdir, others: Sequence[str] = ()) -> Store:
     for path in (folder, *map(epath.Path, others)):
         for wanted, result in read_runs(path).items():
             known.setdefault(wanted, []).append(result)
-    return Store(folder, known)
+    return Store(folder, known, {})
 
 
 def read_runs(folder) -> dict[str, dict]:
@@ -212,8 +221,8 @@ def check_figures(study: Study, configs: Mapping[Cell, Config]) -> None:
     from xfresearch.models import transformer
 
     def models() -> Iterator[LanguageModel]:
-        first = next(iter(study.sizes))
-        for config in (each for cell, each in configs.items() if cell.size == first):
+        first = rungs(study)[0].name
+        for config in (each for cell, each in configs.items() if cell.rung == first):
             params = transformer.init(config.model, jax.random.key(0))
             yield LanguageModel(config.model, params, tokenizer_of(config), config, 0)
 

@@ -12,12 +12,13 @@ as it says if one arm varies more, and does not see what pairs share (tests/stud
 """
 
 import math
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
 from scipy import special
 
-ALPHA = 0.05
+ALPHA, POWER = 0.05, 0.8
 DRAWS = 2000
 AGREE = 0.01  # variance of log variances beyond that of chance, from which on they differ: a freedom of 200
 LEAST = 1e-12  # deviation, relative to the largest difference, of differences that are all equal
@@ -110,14 +111,34 @@ def intervals(
     again_BAR, _ = shared_variances(true_BAR * rng.chisquare(freedom, (draws, A, R)) / freedom, freedom)
     rises_BAC = _summed(rises_BAR[rng.integers(len(rises_BAR), size=draws)], contrasts_CR) - rise_AC
     off_BAC = _summed(noise_BAR, contrasts_CR) + rises_BAC
-    t_BAC = off_BAC / np.sqrt(_squared(again_BAR, contrasts_CR) / n + spread_AC)
+    with np.errstate(invalid="ignore"):  # a contrast without weights is 0 / 0
+        t_BAC = off_BAC / np.sqrt(_squared(again_BAR, contrasts_CR) / n + spread_AC)
+        t_AC = mean_AC / error_AC
     largest_B = np.sort(np.nanmax(np.abs(t_BAC), (1, 2), initial=0.0))
     inner_B = np.sort(np.nanmax(t_BAC, (1, 2), initial=-math.inf))
     critical, inner = (float(np.quantile(each_B, 1 - alpha)) for each_B in (largest_B, inner_B))
     half, inner_half = critical * error_AC, inner * error_AC
-    p_AC = _above(largest_B, np.abs(mean_AC / error_AC))
+    p_AC = _above(largest_B, np.abs(t_AC))
     ends = (mean_AC - half, mean_AC + half, mean_AC - inner_half, mean_AC + inner_half)
     return Intervals(mean_AC, *ends, error_AC, p_AC, critical, inner, largest_B, inner_B)
+
+
+@cache
+def typical_critical(arms: int, rungs: int, pairs: int) -> tuple[float, float]:
+    """The mean of the two critical values of studies whose variances agree, for a plan."""
+    rng = np.random.default_rng(0)
+    found = [intervals(rng.standard_normal((arms, rungs, pairs)), draws=500) for _ in range(8)]
+    return float(np.mean([each.critical for each in found])), float(np.mean([each.inner_critical for each in found]))
+
+
+def detectable(error: float, critical: float) -> float:
+    """The smallest difference with this standard error that is found with a chance of 80 %."""
+    return (critical + special.ndtri(POWER)) * error
+
+
+def chance_of_equivalent(margin: float, error: float, inner_critical: float) -> float:
+    """The chance that an arm without a difference is called equivalent."""
+    return max(0.0, float(2 * special.ndtr(margin / error - inner_critical) - 1)) if error else 1.0
 
 
 def _above(sorted_B: np.ndarray, t_AC: np.ndarray) -> np.ndarray:

@@ -9,13 +9,11 @@ from xfresearch.runtime.tables import PLUS_MINUS
 
 UNITS = {"bits_per_byte": "bits per byte", "loss": "nats per token", "accuracy": "share of errors"}
 DIFFERENCE = ("difference", "95 % interval", "p of no difference", "p of equivalence", "verdict")
-TOGETHER_ABOUT = (
-    "Here the metric of a seed is its mean over the sizes, which varies less. It answers the question only if the "
-    "differences at the sizes are similar."
+LADDER_ABOUT = (
+    "The mean of the differences, which varies less than each of them. It answers the question only if they are similar."
 )
 METRIC_ABOUT = (
-    "The metric is {unit}, where less is better, with the standard deviation of runs in brackets. Intervals are not "
-    "corrected for the number of arms; p and verdicts are (Holm). Nothing is corrected for the number of sizes. Seconds are "
+    "The metric is {unit}, where less is better, with the standard deviation of runs in brackets. {statistics} Seconds are "
     "of all updates."
 )
 PROBES_ABOUT = f"Means over the runs that decide; {PLUS_MINUS}."
@@ -47,13 +45,34 @@ def main_tables(outcome: Mapping) -> list[Table]:
     """What was found: over all sizes together, at each size, by probes, and as cost. Without those that are empty."""
     first, *others = [of_size(outcome, size) for size in outcome["sizes"]]
     sizes = first, *(table._replace(about="") for table in others)
-    return [table for table in (together(outcome), *sizes, probes(outcome), saved(outcome)) if table.rows]
+    return [table for table in (ladder(outcome), *sizes, laws(outcome), probes(outcome), saved(outcome)) if table.rows]
 
 
-def together(outcome: Mapping) -> Table:
-    """All sizes together; no rows for a study of one size."""
-    rows = [(name, *_difference(arm)) for name, arm in outcome["together"]["arms"].items()]
-    return Table(all_sizes(outcome).capitalize(), TOGETHER_ABOUT, ("arm", *DIFFERENCE), rows)
+def ladder(outcome: Mapping) -> Table:
+    """All rungs together; no rows for a study of one."""
+    rows = []
+    for name, arm in outcome["ladder"].items() if len(outcome["sizes"]) > 1 else ():
+        each = arm["difference"]
+        shapes = [arm["changes"][axis]["shape"] if axis in arm["changes"] else "" for axis in ("sizes", "budgets")]
+        interval = f"{each['low']:+.4f} to {each['high']:+.4f}"
+        rows.append((name, f"{each['mean']:+.4f}", interval, f"{arm['p_corrected']:.2g}", arm["verdict"], *shapes))
+    columns = ("arm", "difference", "95 % interval", "p of no difference", "verdict", "along sizes", "along budgets")
+    return Table(all_sizes(outcome).capitalize(), LADDER_ABOUT, columns, rows)
+
+
+def laws(outcome: Mapping) -> Table:
+    """L(N, D) of each arm, and its difference from the baseline beyond the ladder."""
+    rows = []
+    for name, law in outcome["laws"].items():
+        each = law["beyond"]
+        numbers = [f"{law[key]:.3g}" for key in ("E", "A", "B", "alpha", "beta")]
+        rows.append((name, *numbers, f"{each['difference']:+.4f}", f"{each['low']:+.4f} to {each['high']:+.4f}"))
+    about = ""
+    if rows:
+        about = "L(N, D) = E + A N^-alpha + B D^-beta for N parameters and D tokens. The last columns are its difference "
+        about += f"from the baseline's at N = {each['parameters']:.3g}, D = {each['tokens']:.3g}, with the noise of runs."
+    columns = ("arm", "E", "A", "B", "alpha", "beta", "difference beyond", "95 % interval")
+    return Table("Law of the losses", about, columns, rows)
 
 
 def of_size(outcome: Mapping, size: str) -> Table:
@@ -62,7 +81,7 @@ def of_size(outcome: Mapping, size: str) -> Table:
     names = [study["baseline"], *(name for name in here["arms"] if name != study["baseline"])]
     rows = [_row(name, here["arms"][name], "no verdict" if name in here["failures"] else "") for name in names]
     columns = ("arm", "metric", *DIFFERENCE, "parameters", "learning rate", "seconds")
-    return Table(size, METRIC_ABOUT.format(unit=UNITS[study["metric"]]), columns, rows)
+    return Table(size, METRIC_ABOUT.format(unit=UNITS[study["metric"]], statistics=outcome["statistics"]), columns, rows)
 
 
 def _row(name: str, arm: Mapping, failure: str) -> tuple[str, ...]:
@@ -78,7 +97,7 @@ def _row(name: str, arm: Mapping, failure: str) -> tuple[str, ...]:
 def _difference(arm: Mapping) -> tuple[str, ...]:
     """The columns DIFFERENCE of an arm that has them."""
     each = arm["difference"]
-    p_values = f"{arm['p_holm']:.2g}", f"{arm['p_equivalent']:.2g}"
+    p_values = f"{arm['p_corrected']:.2g}", f"{arm['p_equivalent']:.2g}"
     return f"{each['mean']:+.4f}", f"{each['low']:+.4f} to {each['high']:+.4f}", *p_values, arm["verdict"]
 
 
@@ -118,22 +137,42 @@ def _share(share: float | None) -> str:
     return "never reached" if share is None else f"{share:+.1%}"
 
 
+def appendix(outcome: Mapping) -> list[Table]:
+    """What a reader needs to doubt it. Versions of the rule only if there are several."""
+    return [table for table in (versions(outcome), rates(outcome), details(outcome)) if table.rows]
+
+
+def versions(outcome: Mapping) -> Table:
+    """The versions of the design and their verdicts."""
+    every, rows = outcome["versions"], []
+    for number, each in enumerate(every, 1) if len(every) > 1 else ():
+        name = f"{number}" + (f", of {each['of']}" if each["of"] else "")
+        said = " ".join(each["verdicts"] or ["none: it did not end"])
+        rows.append((name, each["date"], "; ".join(each["changes"]) or "the first", str(each["seen"]["runs"]), said))
+    columns = ("version", "written", "what changed", "runs that existed, of its own", "what it said")
+    return Table("Versions of the rule", "", columns, rows)
+
+
 def rates(outcome: Mapping) -> Table:
     """The learning rates that every arm tried, and their sensitivity: the mean rise over the best (statistics.py)."""
     rows, tuned_at = [], outcome["study"]["tune_at"]
     for size, here in outcome["sizes"].items():
         for name, arm in here["arms"].items():
-            if tuned_at not in ("", size):
+            if tuned_at and size not in tuned_at:
                 continue
             tried = sorted(arm["tried"].items(), key=lambda each: float(each[0]))
-            words = ", ".join(f"{float(rate):g}: {_known(value)}" for rate, value in tried)
+            words = ", ".join(f"{float(rate):g}: {_mean(values)}" for rate, values in tried)
             rows.append((size, name, words, "" if arm["sensitivity"] is None else f"{arm['sensitivity']:.4f}"))
-    about = "One run for each rate. Sensitivity is the mean rise of the metric over the best rate of the grid."
+    about = "Means over the runs of each rate, with their number if it is not 1. "
+    about += "Sensitivity is the mean rise of the metric over the best rate of the grid."
     return Table("Learning rates", about, ("size", "arm", "learning rate: metric", "sensitivity"), rows)
 
 
-def _known(value: float | None) -> str:
-    return "diverged" if value is None or not math.isfinite(value) else f"{value:.4f}"
+def _mean(values: list) -> str:
+    if any(value is None or not math.isfinite(value) for value in values):
+        return "diverged"
+    number = f" ({len(values)})" if len(values) > 1 else ""
+    return f"{sum(values) / len(values):.4f}{number}"
 
 
 def details(outcome: Mapping) -> Table:
@@ -168,6 +207,8 @@ def edge_in_words(arm: Mapping) -> str:
 
 
 def all_sizes(outcome: Mapping) -> str:
+    if outcome["study"]["budgets"]:
+        return f"all {len(outcome['sizes'])} rungs"
     return "both sizes" if len(outcome["sizes"]) == 2 else "all sizes"
 
 

@@ -1,0 +1,69 @@
+"""The results of a study for other programs: runs.csv (a line for each run), differences.csv and differences.tex (a line for
+each arm at each rung), and differences.svg."""
+
+import csv
+import io
+from collections.abc import Iterable, Mapping
+
+from xfresearch.runtime.files import write_text
+from xfresearch.studies.cells import Trial
+from xfresearch.studies.running import less_is_better
+
+RUN = ("rung", "size", "tokens_per_parameter", "arm", "parameters", "tokens", "learning_rate", "seed", "use", "metric")
+DIFFERENCE = ("rung", "arm", "parameters", "tokens", "difference", "low", "high", "error", "p", "p_equivalent", "verdict")
+
+
+def write(folder, outcome: Mapping, results: Mapping[Trial, Mapping], picture: str) -> None:
+    """The files, in a study's directory. picture: an SVG element, '' for none."""
+    write_text(folder / "runs.csv", _csv(RUN, runs(outcome, results)))
+    rows = differences(outcome)
+    write_text(folder / "differences.csv", _csv(DIFFERENCE, rows))
+    write_text(folder / "differences.tex", latex(outcome, rows))
+    if picture:
+        write_text(folder / "differences.svg", picture)
+
+
+def runs(outcome: Mapping, results: Mapping[Trial, Mapping]) -> list[tuple]:
+    """A row for each run, with the columns RUN. The metric is such that less is better; '' for a run that diverged."""
+    metric, rows = outcome["study"]["metric"], []
+    for (cell, rate, seed), result in results.items():
+        here = outcome["sizes"][cell.rung]
+        arm = here["arms"][cell.arm]
+        value = less_is_better(metric, result["evaluation"].get(metric))
+        place = (cell.rung, here["size"], here["budget"] or "", cell.arm, arm["parameters"], arm["tokens"])
+        use = "chooses the rate" if Trial(cell, rate, seed).tunes else "decides"
+        rows.append((*place, rate, seed, use, value if value == value else ""))
+    return rows
+
+
+def differences(outcome: Mapping) -> list[tuple]:
+    """A row for each arm at each rung, with the columns DIFFERENCE."""
+    rows = []
+    for rung, here in outcome["sizes"].items():
+        for name, arm in here["arms"].items():
+            if "difference" in arm:
+                each = arm["difference"]
+                figures = (each["mean"], each["low"], each["high"], each["error"], arm["p_corrected"], arm["p_equivalent"])
+                rows.append((rung, name, arm["parameters"], arm["tokens"], *figures, arm["verdict"]))
+    return rows
+
+
+def latex(outcome: Mapping, rows: Iterable[tuple]) -> str:
+    """A table for a paper, with the rules of booktabs."""
+    baseline = _escaped(outcome["study"]["baseline"])
+    lines = [r"\begin{tabular}{llrrl}", r"\toprule", r"rung & arm & difference & 95\,\% interval & verdict \\", r"\midrule"]
+    for rung, arm, _, _, mean, low, high, *_, verdict in rows:
+        interval = f"$[{low:+.4f}, {high:+.4f}]$"
+        lines.append(rf"{_escaped(rung)} & {_escaped(arm)} & ${mean:+.4f}$ & {interval} & {verdict} \\")
+    return "\n".join([f"% beside {baseline}; less is better", *lines, r"\bottomrule", r"\end{tabular}", ""])
+
+
+def _escaped(text: str) -> str:
+    return text.replace("_", r"\_")
+
+
+def _csv(columns: Iterable[str], rows: Iterable[tuple]) -> str:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerows([columns, *rows])
+    return text.getvalue()
