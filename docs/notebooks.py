@@ -56,7 +56,17 @@ def _tidied(output: dict) -> dict:
 
 
 def write(file: Path, notebook: dict) -> None:
+    """As a file whose lines are those of the cells, so that changes can be read."""
+    for cell in notebook["cells"]:
+        cell["source"] = _lines(cell["source"])
+        for output in cell.get("outputs", []):
+            if "text" in output:
+                output["text"] = _lines(output["text"])
     file.write_text(json.dumps(notebook, indent=1, ensure_ascii=False, sort_keys=True) + "\n")
+
+
+def _lines(text: str | list[str]) -> list[str]:
+    return "".join(text).splitlines(keepends=True)
 
 
 def prepare(directory: Path) -> None:
