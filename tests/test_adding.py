@@ -18,7 +18,10 @@ BLOCK = re.compile(r"`([\w./]+)`[^`\n]*:\n\n```(python|diff)\n(.*?)^```$", re.M 
 # The contracts that `-k NAME` must reach without `-m long`. A variant without new parameters has fewer.
 CONTRACTS = {
     "mean_abs": {"counts", "reference"},
-    "moving_average": {"counts", "equalities", "gradients", "kernels", "lowering", "options", "reference", "writes"},
+    "moving_average": {
+        *("conversions", "counts", "equalities", "gradients", "kernels", "lowering", "options", "reference", "writes")
+    },
+    "layer_scale": {"conversions", "counts", "reference"},
 }
 
 
@@ -48,7 +51,7 @@ def changed(text: str, hunk: str, file: str) -> str:
 
 
 def run(command: str, tree: Path) -> str:
-    """The output of a command of the page in the copy, for both examples at once."""
+    """The output of a command of the page in the copy, for all examples at once."""
     words = shlex.split(command)
     if words[0] == "make":
         assert f"\n{words[1]}: " in (tree / "Makefile").read_text()

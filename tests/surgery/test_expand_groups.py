@@ -16,6 +16,7 @@ from xfresearch import surgery
         {"kv_heads": 2, "query": "merged", "bias": "('query','value')", "memory_slots": 3},
         {"kv_heads": 2, "query": "merged", "rank": 4, "bias": "()", "sink": "learned"},
         {"kind": "differential", "kv_heads": 2, "position": "rope"},
+        {"kind": "value_residual", "kv_heads": 2, "position": "rope"},
         {"kind": "slots", "kv_heads": 2, "memory_slots": 5, "bias": "()"},
     ],
     ids=lambda options: ",".join(options),

@@ -36,7 +36,9 @@ class Pass(NamedTuple):
 def not_followed(model: ModelConfig) -> str:
     """Why terms cannot be followed to the end of a model; '' if they can."""
     mixed = [each.path for each in model.sublayers() if each.connection.adds_to == "streams"]
-    return f"{mixed[0]} writes to several residual streams, which are mixed" if mixed else ""
+    if not mixed:
+        return ""
+    return f"{mixed[0]} writes to several residual streams, which later layers mix: tuned_lens and patching need no terms"
 
 
 def contributions(model: ModelConfig, params: dict, tokens_BL, by_head: bool = False) -> tuple[dict, object, jax.Array]:

@@ -8,6 +8,8 @@ Head h reads keys and values of its group alone, so H copies k'_h = k_g(h), v'_h
 biases and slots of the key-value heads are repeated. A norm of keys over all heads together reads the mean and the mean
 square over the heads, which repeating each of them equally often does not change.
 
+A value residual mixes values with those of the first layer, head by head: all layers that share them change together.
+
 In differential attention group g has two keys and one value. Its queries are ordered by group and then by map, with one
 head per group by head and then by map.
 
@@ -28,6 +30,7 @@ from xfresearch.models.mixers.differential import DifferentialConfig
 from xfresearch.models.mixers.memory_slots import softmax_slots
 from xfresearch.models.mixers.slots import SlotsConfig
 from xfresearch.models.mixers.softmax.config import SoftmaxConfig
+from xfresearch.models.mixers.value_residual import ValueResidualConfig
 from xfresearch.surgery.conversion import Conversion, Option
 from xfresearch.surgery.inverse import pseudo_inverse
 from xfresearch.surgery.network import Network, Params, Target, inside
@@ -40,7 +43,7 @@ def group_axes(network: Network, target: Target) -> dict[str, int]:
     """{path: the place of the key-value heads among the dimensions}. Raises Refused if the heads are parts of the input,
     whose number is fixed by the width, or if there are none."""
     a, where = target.options, target.where
-    known = isinstance(a, SoftmaxConfig) or (isinstance(a, SlotsConfig) and softmax_slots(a))
+    known = isinstance(a, SoftmaxConfig | ValueResidualConfig) or (isinstance(a, SlotsConfig) and softmax_slots(a))
     refuse_unless(known, f"{where}: attention of kind {a.kind!r} has no key-value heads that query heads share")
     for name in ("key", "value"):
         kind = getattr(a, name, "learned")
