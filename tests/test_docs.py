@@ -113,7 +113,7 @@ def anchors(page: Path) -> set[str]:
 
 def test_links_lead_to_files_and_titles():
     for page in PAGES:
-        for target, anchor in re.findall(r"\]\((?!https?:)([^)#\s]*)#?([^)\s]*)\)", page.read_text()):
+        for target, anchor in re.findall(r"\]\((?!https?:)([^)#\s]*)#?([^)\s]*)\)", FENCE.sub("", page.read_text())):
             to = page.parent / target if target else page
             assert to.exists(), f"{page.name}: {target}"
             assert not anchor or anchor in anchors(to), f"{page.name}: {target}#{anchor}"
