@@ -8,8 +8,6 @@ import zlib
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
-
 from xfresearch.benchmarks.flags import add_json, add_sizes, write_figures
 
 HEAD_SIZE = 128
@@ -48,6 +46,7 @@ def llama(width: int, layers: int, vocab: int) -> dict:
 def write_random(folder: Path, config: dict, dtype: str, shard_bytes: int = 5 * 10**9) -> None:
     """Writes a folder of random weights; each tensor's seed is its name."""
     import jax
+    import numpy as np
 
     from xfresearch.interop import folder as folders
     from xfresearch.interop.config import read_model
@@ -81,6 +80,7 @@ def measure(folder: Path, rounds: int) -> list[dict]:
     The lower bounds are reading the tensors' bytes, and filling new memory with as many float32 values.
     """
     import jax
+    import numpy as np
 
     from xfresearch.interop import importing
     from xfresearch.interop.folder import stored_tensors
