@@ -62,7 +62,7 @@ def kill(tmp_path) -> None:
 
 
 def test_a_second_call_reconnects_to_the_same_run(tmp_path):
-    words = counted(tmp_path, "time.sleep(2); print('end'); sys.exit(0)")
+    words = counted(tmp_path, "time.sleep(1); print('end'); sys.exit(0)")
     first = start(words)
     assert first.stdout.readline() == "up\n"
     first.kill()
@@ -98,10 +98,12 @@ def test_a_process_id_of_another_program_is_not_taken_for_the_run(tmp_path):
 def test_a_checkout_is_packed_without_private_files(tmp_path):
     """Only tracked files, with their changes, and the commit; neither .git nor files that git does not track."""
     checkout = tmp_path / "checkout"
-    subprocess.run(["git", "clone", "--quiet", "--depth=1", f"file://{ROOT}", str(checkout)], check=True)
+    for name in ("launch/pack.sh", "launch/common.sh", "xfresearch/train.py", "README.md", "LICENSE"):
+        (checkout / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, checkout / name)
+    made = "git init -q . && git add . && git -c user.name=a -c user.email=a@b commit -qm c"
+    subprocess.run(made, shell=True, cwd=checkout, check=True)
     commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=checkout, capture_output=True, text=True).stdout.strip()
-    for name in ("pack.sh", "common.sh"):
-        shutil.copy(ROOT / "launch" / name, checkout / "launch" / name)  # with changes that are not committed
     (checkout / "README.md").write_text("changed")
     (checkout / "LICENSE").unlink()
     (checkout / "secret.txt").write_text("a key")
