@@ -14,7 +14,7 @@ from xfresearch.runtime.files import write_json
 SIZES = ("model.vocab_size=4096", "model.width=128", "model.depth=12", "batch_size=16", "sequence_length=128")
 KERNELS = ("training.attention_kernel=plain", "training.expert_kernel=ragged", "training.layers=scan")
 WITHIN = 0.10  # the largest error that is expected
-SCHEDULE = {"xla_cpu_enable_concurrency_optimized_scheduler": False}
+SCHEDULE = {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
 
 
 @dataclass(frozen=True)
