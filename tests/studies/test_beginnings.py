@@ -9,7 +9,7 @@ from xfresearch.runtime import hardware
 from xfresearch.runtime.errors import UserError
 from xfresearch.runtime.files import read_object, write_json
 from xfresearch.studies import conducting, plan
-from xfresearch.training import loop
+from xfresearch.training.program import Program
 
 
 def stop_after_training(monkeypatch):
@@ -90,7 +90,7 @@ def test_a_probe_that_is_added_is_measured_on_kept_checkpoints_by_another_commit
     run([*kept, "--config.probes=()"], tmp_path)
     trained = read_object(tmp_path / "runs.json")["runs"]
     monkeypatch.setattr(hardware, "git_commit", lambda: "c0ffee")
-    monkeypatch.setattr(loop, "alone_at_first", None)  # no update is compiled
+    monkeypatch.setattr(Program, "compiled_update", None)  # no update is computed
     run([*kept, "--config.probes=('copying',)"], tmp_path)
     measured = read_object(tmp_path / "runs.json")["runs"]
     assert measured.keys() == trained.keys()

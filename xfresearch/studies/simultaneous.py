@@ -115,7 +115,7 @@ def intervals(
         t_BAC = off_BAC / np.sqrt(_squared(again_BAR, contrasts_CR) / n + spread_AC)
         t_AC = mean_AC / error_AC
     largest_B = np.sort(np.nanmax(np.abs(t_BAC), (1, 2), initial=0.0))
-    inner_B = np.sort(np.nanmax(t_BAC, (1, 2), initial=-math.inf))
+    inner_B = np.sort(np.nan_to_num(np.nanmax(t_BAC, (1, 2), initial=-math.inf), neginf=0.0))  # 0: no contrast
     critical, inner = (float(np.quantile(each_B, 1 - alpha)) for each_B in (largest_B, inner_B))
     half, inner_half = critical * error_AC, inner * error_AC
     p_AC = _above(largest_B, np.abs(t_AC))
