@@ -195,6 +195,7 @@ ALLOWED = {
     "run/known_keys.py": "an entry of the cache that it writes",
     "run/files.py": "configs that the user named",
     "runtime/hardware.py": "/proc and /sys",
+    "runtime/xla_flags.py": "/dev and /sys, and the installed libtpu",
     "__main__.py": "the package's own files",
     "runtime/identity.py": "the package's own files, and config files that the user named",
     "harness/tasks.py": "the package's own tasks, and task data that the user named",
