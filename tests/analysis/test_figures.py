@@ -42,15 +42,20 @@ def made(layout: str, form: str) -> LanguageModel:
     """A model in float64, with random gains and biases."""
     needs = NEEDS.get(("layout", layout), {})
     options = {name: value for name, value in (BLOCK | FORMS[form] | needs).items() if not hasattr(model(), name)}
-    alone = {"attention_only", "all_attention"}
-    options = {name: value for name, value in options.items() if layout not in alone or not name.startswith("feed_forward")}
     if form == "experts":
-        options = {name: value for name, value in options.items() if name != "feed_forward.hidden"}
+        del options["feed_forward.hidden"]
+    options = {each: value for name, value in options.items() for each in each_sublayer(layout, name)}
     outside = {name: value for name, value in needs.items() if hasattr(model(), name)}
     changes = SIZES | outside | {"blocks.main.layout": layout} | {f"blocks.main.{name}": v for name, v in options.items()}
     config = in_float64(model(changes))
     run = tiny_config("gpt2")
     return LanguageModel(config, random_params(config, seed=5), None, replace(run, model=config))
+
+
+def each_sublayer(layout: str, name: str) -> list[str]:
+    """An option of 'feed_forward' for each of the layout's feed-forward sublayers, by their names; another one as it is."""
+    names = [branch.name for branch in LAYOUTS[layout].branches if branch.role == "feed_forward"]
+    return [name.replace("feed_forward", each) for each in names] if name.startswith("feed_forward") else [name]
 
 
 LACKS = {("all_attention", "experts"), ("attention_only", "experts"), ("fused_output", "wide")}  # such models do not exist
@@ -141,10 +146,12 @@ def test_the_panel(layout, form, x64):
 def test_routing(layout, x64):
     lm = made(layout, "experts")
     found, p = analysis.routing(lm, TOKENS_NL).data, figures.Pass.of(lm.config, lm.params, TOKENS_NL)
-    for number, _, params in p.layers():
-        at = f"blocks.{number}.feed_forward."
+    params_N = [params for _, _, params in p.layers()]
+    for number, mixture in enumerate(lm.config.sublayers(has="mixture")):
+        at = f"{mixture.path}."
         values = {name.removeprefix(at): value for name, value in p.values.items() if name.startswith(at)}
-        for name, value in figures.routing(values, params["feed_forward"].get("router_bias", 0.0)).items():
+        bias = params_N[mixture.layer.number][mixture.name].get("router_bias", 0.0)
+        for name, value in figures.routing(values, bias).items():
             given = found[f"{name}_rows"][:, number] if f"{name}_rows" in found else found[name][number]
             assert relative_error(given, value) < CLOSE, name
 
@@ -201,7 +208,7 @@ def test_patching(layout, form, x64):
     for tap in outs:
         layer, name = int(tap.split(".")[1]), tap.split(".")[2]
         expected = metric(lm, corrupted, kept | {tap: lambda x, tap=tap: of_clean[tap][0]}) - low
-        column = 0 if name == "attention" else -1
+        column = list(lm.config.blocks["main"].sublayers).index(name)
         assert found["paths"][layer, column] == pytest.approx(expected / span, rel=CLOSE, abs=CLOSE), tap
 
 

@@ -40,9 +40,7 @@ class Pass:
     @property
     def ends(self) -> list[str]:
         """The last sublayer of each layer."""
-        names = [block.layout for _, block, _ in self.layers()]
-        alone = ("attention_only", "all_attention")
-        return [f"blocks.{n}.{'attention' if name in alone else 'feed_forward'}" for n, name in enumerate(names)]
+        return [f"blocks.{number}.{list(block.sublayers)[-1]}" for number, block, _ in self.layers()]
 
     @property
     def head_VD(self):
@@ -115,7 +113,8 @@ def added(p: Pass, place: str, x, at=None):
     _, block, params = list(p.layers())[int(number)]
     if hasattr(block.norms, f"{name}_out"):
         x = frozen(*site(block, params, f"{name}_out"), x if at is None else at, x)
-    return params.get(f"{name}_gain", 1.0) * x
+    half = 0.5 if block.layout == "macaron" and name != "attention" else 1.0  # a step of half the size
+    return half * params.get(f"{name}_gain", 1.0) * x
 
 
 def memories(p: Pass, place: str) -> dict[str, np.ndarray]:
@@ -295,19 +294,20 @@ def panel(p: Pass, repeated: Pass) -> dict[str, list[float]]:
     found: dict[str, list[float]] = {}
     for number, block, _ in p.layers():
         of_layer = {}
-        for name in ("attention", "feed_forward"):
+        for name in block.sublayers:
             at = f"blocks.{number}.{name}."
             of_layer[name] = {tap.removeprefix(at): value for tap, value in p.values.items() if tap.startswith(at)}
+        feed_forwards = [values for name, values in of_layer.items() if name != "attention"]
         heads = attention(of_layer["attention"], block.attention.sink != "none")
         along = geometry(of_layer["attention"], None)["projected"]
         w_BHLS = repeated.values[f"blocks.{number}.attention.weights"]
         row = {"attention_entropy": heads["entropy"].mean(), "first_token": heads["first"].mean()}
         row |= {"previous_token": heads["previous"].mean(0).max(), "along_ones": along.mean()}
         row["induction"] = w_BHLS[:, :, second, second - half + 1].mean((0, 2)).max()
-        if "coefficients" in of_layer["feed_forward"]:
-            row["positive_coefficients"] = (of_layer["feed_forward"]["coefficients"] > 0).mean()
-        if "chosen" in of_layer["feed_forward"]:
-            row["router_entropy"] = routing(of_layer["feed_forward"], 0.0)["entropy"].mean()
+        if any("coefficients" in each for each in feed_forwards):
+            row["positive_coefficients"] = np.mean([(each["coefficients"] > 0).mean() for each in feed_forwards])
+        if any("chosen" in each for each in feed_forwards):
+            row["router_entropy"] = np.mean([routing(each, 0.0)["entropy"].mean() for each in feed_forwards])
         row["lens_agreement"] = lens(p)["agreement"][:, number].mean()
         for name, value in row.items():
             found.setdefault(name, []).append(float(value))
