@@ -31,7 +31,7 @@ STARTS = "--config.start.path=runs/a"
         ),
         (
             lambda: parse(["--config=configs/gtp2.py:tiny"]),
-            "--config=configs/gtp2.py:tiny: there is no such file; did you mean 'configs/gpt2.py:tiny'[?] .*",
+            "--config=configs/gtp2.py:tiny: there is no such file; did you mean 'gpt2:tiny'[?] .*",
         ),
         (
             lambda: evaluate.main(["--stride", "x"]),

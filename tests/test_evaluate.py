@@ -207,7 +207,7 @@ def test_the_standard_error_matches_the_spread_of_samples():
         tokens_U = random.integers(5, 50, 40)
         nll_U = tokens_U * random.normal(3, 0.5, 40)
         sums = {"nll": nll_U, "correct": 0 * nll_U, "tokens": tokens_U, "bytes": tokens_U}
-        figures = losses.summary(sums)
+        figures = summary(sums)
         losses.append(figures["loss"])
         errors.append(figures["standard_error"])
     assert 0.9 < np.mean(errors) / np.std(losses) < 1.1

@@ -77,7 +77,7 @@ def test_its_metadata_are_whole_and_its_requirements_are_those_of_the_files(whee
     assert data["Version"] == __version__ and data["License-Expression"] == "Apache-2.0"
     assert "# xfresearch" in data.get_payload() and data["Summary"] and data["Requires-Python"] == ">=3.11"
     assert {each.split(",")[0] for each in data.get_all("Project-URL")} >= {"Repository", "Changelog", "Issues"}
-    assert set(data.get_all("Provides-Extra")) == {"gpu", "tpu", "eval", "cloud", "notebook"}
+    assert set(data.get_all("Provides-Extra")) == {"gpu", "tpu", "eval", "cloud", "notebook", "trackers"}
     for extra in ("", *data.get_all("Provides-Extra")):
         file = ROOT / f"requirements{f'-{extra}' if extra else ''}.txt"
         lines = [line.split("#")[0].strip() for line in file.read_text().splitlines()]

@@ -34,7 +34,7 @@ def loss_of(config: ModelConfig, batch: dict, key=None, packing: str = "stream",
     )
     loss = step.make_loss(run)
     totals = {"weights": batch["weights"].sum(), "tokens": step.tokens_in(batch)}
-    return lambda params: loss(params, batch, key, totals)[0]
+    return lambda params: loss(params, {}, batch, key, totals)[0]
 
 
 _CROSS_ENTROPY = jax.jit(step.linear_cross_entropy, static_argnames=("z_loss", "rows", "mesh"))

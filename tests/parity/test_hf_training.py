@@ -42,7 +42,7 @@ def gradients(lm, tokens_BL) -> tuple[float, dict]:
     }
     totals = {"weights": targets_BL.size, "tokens": targets_BL.size}
     loss = jax.value_and_grad(make_loss(replace(lm.run, model=model)), has_aux=True)
-    (value, _), found = jax.jit(loss)(lm.params, batch, None, totals)
+    (value, _), found = jax.jit(loss)(lm.params, {}, batch, None, totals)
     return float(value), {path_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(found)}
 
 

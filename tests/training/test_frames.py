@@ -31,6 +31,7 @@ def test_the_way_to_a_product_is_that_of_the_readme(tmp_path, monkeypatch):
 
     monkeypatch.setattr(linear.Linear, "matrix", matrix)
     with pytest.raises(Traced):
-        main(["--config", "brody_majority:tiny", "--workdir", f"{tmp_path}/a"])
+        # A batch of 3: a program of another test is not traced again.
+        main(["--config", "brody_majority:tiny", "--config.batch_size=3", "--workdir", f"{tmp_path}/a"])
     named = re.findall(r"`([\w/]+\.py: \w+)`", (ROOT / "README.md").read_text())
     assert way == named and len(way) <= MOST

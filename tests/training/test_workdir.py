@@ -273,7 +273,7 @@ def test_a_fork_that_is_not_possible_leaves_the_run_as_it_was(tmp_path):
 def test_the_account_of_time_begins_with_the_process(tmp_path, monkeypatch):
     """All time since `began` is counted: the imports, the tokenizer, the data."""
 
-    def stop(config, path, tokenizer, clock, fork, panel, **_):
+    def stop(config, path, tokenizer, clock, *_, **__):
         raise Stopped(clock.state())
 
     def slow_tokenizer(*_):
