@@ -23,7 +23,7 @@ def main(root: str, arguments: list[str]) -> None:
     import xfresearch
 
     memory = moved("xfresearch.runtime.memory", "xfresearch.memory")
-    parse = moved("xfresearch.run.files", "xfresearch.run.files").parse
+    parse = moved("xfresearch.run.files", "xfresearch.config.files").parse
 
     assert Path(xfresearch.__file__).is_relative_to(root), f"{xfresearch.__file__} is not in {root}"
     memory.reuse()
