@@ -30,9 +30,9 @@ def runs(outcome: Mapping, results: Mapping[Trial, Mapping]) -> list[tuple]:
         here = outcome["sizes"][cell.rung]
         arm = here["arms"][cell.arm]
         value = less_is_better(metric, result["evaluation"].get(metric))
-        place = (cell.rung, here["size"], here["budget"] or "", cell.arm, arm["parameters"], arm["tokens"])
+        named = (cell.rung, here["size"], here["budget"] or "", cell.arm, arm["parameters"], arm["tokens"])
         use = "chooses the rate" if Trial(cell, rate, seed).tunes else "decides"
-        rows.append((*place, rate, seed, use, value if value == value else ""))
+        rows.append((*named, rate, seed, use, value if value == value else ""))
     return rows
 
 

@@ -1,5 +1,5 @@
-"""How a difference goes along the ladder, what it is worth, and the law of the losses: rungs R, with N parameters and D
-tokens."""
+"""How a difference changes along the ladder, what it is worth in tokens, and the law of the losses L(N, D): rungs R, with N
+parameters and D tokens."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -10,21 +10,21 @@ import numpy as np
 from xfresearch.studies.simultaneous import Intervals
 
 AXES = ("sizes", "budgets")  # along sizes at equal tokens for each parameter, and along budgets at equal sizes
-LEAST_SPREAD = 1.3  # of what the largest and the smallest rung differ in, for a change
+LEAST_SPREAD = 1.3  # times the smallest rung that the largest one must be, along an axis, for a change along it
 EXPONENTS = np.arange(0.1, 1.0, 0.0125)  # of the law, on a grid
 Shape = Literal["grows", "shrinks", "stays", "unknown"]
 
 
-def change_contrasts(places_RF: np.ndarray) -> np.ndarray:
-    """[F, R]: the change of a difference from the first to the last place along each of the axes F (the log of what rungs
-    differ in), at equal places along the others, by least squares. An axis whose places do not spread, or follow from the
-    others, has zeros."""
-    centred_RF = places_RF - places_RF.mean(0)
-    spread_F = np.ptp(places_RF, axis=0)
-    used = [axis for axis in range(places_RF.shape[1]) if spread_F[axis] >= math.log(LEAST_SPREAD)]
+def change_contrasts(axes_RF: np.ndarray) -> np.ndarray:
+    """[F, R]: the change of a difference from the first to the last rung along each of the axes F, at equal values of the
+    others, by least squares. axes_RF: the log of what rungs differ in. An axis along which rungs do not differ, or that
+    follows from the others, has zeros."""
+    centred_RF = axes_RF - axes_RF.mean(0)
+    spread_F = np.ptp(axes_RF, axis=0)
+    used = [axis for axis in range(axes_RF.shape[1]) if spread_F[axis] >= math.log(LEAST_SPREAD)]
     while used and np.linalg.matrix_rank(centred_RF[:, used], tol=1e-6) < len(used):
         used.pop()
-    contrasts_FR = np.zeros(places_RF.T.shape)
+    contrasts_FR = np.zeros(axes_RF.T.shape)
     if used:
         contrasts_FR[used] = np.linalg.pinv(centred_RF[:, used]) * spread_F[used, None]
     return contrasts_FR

@@ -61,13 +61,13 @@ def all_matched(study: Study, seconds: Mapping[Cell, float]) -> dict[Cell, Match
 
 
 def ladder(study: Study, solved: Mapping[Cell, Matched]) -> Ladder:
-    """The study with the places of its rungs: the parameters and tokens of the baseline."""
+    """The study with the scales of its rungs: the parameters and tokens of the baseline."""
     names = [rung.name for rung in rungs(study)]
     tuned_at = dict.fromkeys(cell.rung for cell in tuned(study))
-    return Ladder(study, rates.carry(places(study, solved), [names.index(name) for name in tuned_at]))
+    return Ladder(study, rates.carry(scales(study, solved), [names.index(name) for name in tuned_at]))
 
 
-def places(study: Study, solved: Mapping[Cell, Matched]) -> np.ndarray:
+def scales(study: Study, solved: Mapping[Cell, Matched]) -> np.ndarray:
     """[R, 2]: log parameters and log tokens of the baseline at each rung."""
     baselines = [solved[Cell(rung.name, study.baseline)] for rung in rungs(study)]
     return np.log([[each.parameters, tokens(each.config)] for each in baselines])

@@ -1,14 +1,14 @@
 """The choice of a learning rate, as a part of the experiment: which rates run, which one is chosen, what the choice costs.
 
 At a rung that tunes, every rate of the grid runs once. The best one and its two neighbours then get further runs, and the
-others are hopeless. If the means of all runs have another best one, its neighbours get runs, too; if the best one lies at
-the edge, the next rate is tried. The rate that decides is the vertex of the parabola through the three means in log rate.
+others get none. If another rate then has the best mean, its neighbours get runs, too; if the best one lies at the edge, the
+next rate is tried. The rate that decides is the vertex of the parabola through the three means in log rate.
 With one run for each rate there is no mean, and the best rate that was tried decides.
 
 At another rung, the log rate is that of the flattest plane in (log parameters, log tokens) through the vertices of the rungs
 that tune: one rung gives a constant, two give a power law along the line between them (of compute, in DeepSeek-AI 2024,
-section 3.1), and more than two a plane. It goes at most one step of the grid beyond the rates that were tried. Along the
-directions in which no rung tunes, the rate stays, and the intervals have what its unknown move may cost.
+section 3.1), and more than two a plane. It goes at most one step of the grid beyond the rates that were tried. Along a
+direction in which no rung tunes, the rate stays the same, and the intervals grow by what a wrong rate may cost there.
 """
 
 import math
@@ -98,11 +98,11 @@ class Carry(NamedTuple):
     tuned: tuple[int, ...]
 
 
-def carry(places_RF: np.ndarray, tuned: Sequence[int]) -> Carry:
-    """places_RF: log parameters and log tokens of the baseline at each rung. A tuned rung has its own rate."""
+def carry(scales_RF: np.ndarray, tuned: Sequence[int]) -> Carry:
+    """scales_RF: log parameters and log tokens of the baseline at each rung. A tuned rung has its own rate."""
     tuned = list(tuned)
-    centre_F = places_RF[tuned].mean(0)
-    from_RF, known_TF = places_RF - centre_F, places_RF[tuned] - centre_F
+    centre_F = scales_RF[tuned].mean(0)
+    from_RF, known_TF = scales_RF - centre_F, scales_RF[tuned] - centre_F
     slopes_FT = np.linalg.pinv(known_TF, rcond=1e-6)
     weights_RT = 1 / len(tuned) + from_RF @ (slopes_FT - slopes_FT.mean(1, keepdims=True))
     unknown_RF = from_RF - from_RF @ slopes_FT @ known_TF

@@ -18,19 +18,19 @@ def levels(looks: Sequence[int], alpha: float) -> list[float]:
     Pocock's (1977) approximation."""
     shares = [look / looks[-1] for look in looks]
     spent = [4 * special.ndtr(-special.ndtri(1 - alpha / 4) / math.sqrt(share)) for share in shares]
-    found, density, places = [], None, None
+    found, density, points = [], None, None
     for at, share in enumerate(shares):
         before = shares[at - 1] if at else 0.0
         spread = math.sqrt(share - before)
 
         now = spent[at] - (spent[at - 1] if at else 0.0)
 
-        def surplus(bound: float, now=now, spread=spread, share=share, density=density, places=places) -> float:
+        def surplus(bound: float, now=now, spread=spread, share=share, density=density, points=points) -> float:
             """The chance that no earlier look decides and this one does, |score| > bound sqrt(share), beyond the planned."""
             end = bound * math.sqrt(share)
             if density is None:
                 return 2 * float(special.ndtr(-end / spread)) - now
-            outside = special.ndtr((-end - places) / spread) + special.ndtr((places - end) / spread)
+            outside = special.ndtr((-end - points) / spread) + special.ndtr((points - end) / spread)
             return float((density * outside).sum()) - now
 
         bound = float(optimize.brentq(surplus, 0.0, 12.0))
@@ -40,10 +40,10 @@ def levels(looks: Sequence[int], alpha: float) -> list[float]:
         weights = np.full(len(ends), step)
         weights[[0, -1]] = step / 2
         if density is None:
-            density, places = weights * _normal(ends / spread) / spread, ends
+            density, points = weights * _normal(ends / spread) / spread, ends
         else:
-            moved = _normal((ends[:, None] - places) / spread) / spread
-            density, places = weights * (moved @ density), ends
+            moved = _normal((ends[:, None] - points) / spread) / spread
+            density, points = weights * (moved @ density), ends
     return found
 
 

@@ -40,7 +40,7 @@ def line(config: Config, budget: Budget) -> str:
 
 
 def warnings(config: Config, budget: Budget) -> list[str]:
-    """What of a run cannot go well: text that is too little for the model, and a warm-up that does not end."""
+    """Warnings of too little text for the model, and of a warm-up that is longer than the run."""
     found = []
     most = EPOCHS * budget.available / budget.parameters
     if _is_pretraining(config) and most < 1:
