@@ -224,8 +224,10 @@ def call(q, k, v, *rest, platform="cpu", capability=(9, 0), **named):
 
 
 def test_choice_on_cpu():
-    (q, k, v, memory), _ = draw(L=128)
     name = lambda *a, **named: choose_attention(call(*a, **named)).name  # noqa: E731
+    (q, k, v, memory), _ = draw(L=128)
+    assert (name(q, k, v), name(q, k, v, memory)) == ("plain", "blocked")
+    (q, k, v, memory), _ = draw(L=129)
     assert name(q, k, v) == name(q, k, v, memory) == "blocked"
     for unusual in (
         {"altered": ("dropout",)},
