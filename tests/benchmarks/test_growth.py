@@ -72,7 +72,7 @@ def test_a_sweep_keeps_what_is_faster(capsys, together, expected):
     rows, best = sweep.sweep(config, 3, measured, lambda each: each.training)
     assert best == expected
     assert {"option": "training.remat", "value": "full", "error": "no memory"} in rows
-    assert "blocked" not in {row["value"] for row in rows}  # it is what auto chooses here
+    assert "plain" not in {row["value"] for row in rows}  # it is what auto chooses here
     words = capsys.readouterr().out
     assert ("Use: --config.training.layers=unroll\n" in words) == bool(expected)
 

@@ -79,7 +79,7 @@ def test_the_lines_have_the_figures_of_the_run(tmp_path):
     mesh = make_mesh(config)
     assert outline.devices_line(config, mesh).startswith(f"{jax.device_count()} x {jax.devices()[0].device_kind}")
     execution = outline.execution_line(config, mesh, kernel_choices(config, mesh))
-    assert execution.startswith("attention: blocked (skips masked keys") and "; layers: unroll (" in execution
+    assert execution.startswith("attention: plain (skipping masked keys saves less") and "; layers: unroll (" in execution
     assert "; loss of 1,024 tokens at a time (" in execution and "vocabulary" not in execution
     assert "runs/a: config.json" in outline.output_line(config, "runs/a")
     apart = outline.output_line(tiny_config(checkpoint__every=15, checkpoint__seconds=60.0), "runs/a")
