@@ -49,8 +49,8 @@ def main(arguments: list[str]) -> None:
         results.append(analysis.run(each, **arguments, **state))
     write(target, results)
     if options.json:
-        found = [each.as_dict() for each in results]
-        write_json(options.json, found if options.step == "all" else found[0])
+        outcomes = [each.as_dict() for each in results]
+        write_json(options.json, outcomes if options.step == "all" else outcomes[0])
     for file in files_in(target, pattern="unfinished_*.npz"):
         remove(file)
     print(shown(results[-1]))
@@ -127,10 +127,10 @@ def steps(options, lm) -> Iterator:
     from xfresearch.loading import loading
 
     workdir, _ = loading.locate(options.workdir)
-    found = store.agreed_steps(workdir)
-    if not found:
+    saved = store.agreed_steps(workdir)
+    if not saved:
         raise UserError(f"--step=all is not allowed with {options.workdir}: it has no checkpoints")
-    for step in found:
+    for step in saved:
         try:
             model = lm if step == lm.step else loading.load(workdir, step)
         except UserError as error:
@@ -149,7 +149,7 @@ def settings(options, analysis) -> dict:
     given = {name: value for name in known if (value := getattr(options, name)) is not None}
     for name in given:
         if not analysis.takes(name):
-            takers = [each for each, found in ANALYSES.items() if found.takes(name)]
+            takers = [other for other, each in ANALYSES.items() if each.takes(name)]
             flag = known[name].flag
             raise UserError(f"{flag} is not allowed with {options.name}: it is a flag of {', '.join(takers)}")
     if analysis.prompts and not (options.clean and options.corrupted):

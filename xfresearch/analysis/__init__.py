@@ -1,8 +1,8 @@
 """Analyses of what a model has learnt: functions of a model and of data, which return a Result.
 
     from xfresearch import analysis
-    found = analysis.attention(lm)
-    found.data, found.figures(), found.report("attention.html")
+    result = analysis.attention(lm)
+    result.data, result.figures(), result.report("attention.html")
 
 `python -m xfresearch.analyze` runs them from the command line. registry.py lists them.
 """

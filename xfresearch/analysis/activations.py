@@ -24,8 +24,8 @@ def one_tap(model: ModelConfig, argument: str, name: str, length: int) -> str:
     # A dimension that counts tokens differs between the two, so that heads and experts are not taken for tokens.
     of_tokens = of_one.shape[:2] == (1, 1) and of_all.shape == (1, length, *of_one.shape[2:])
     if not of_tokens or len(of_all.shape) < 3 or not jnp.issubdtype(of_all.dtype, jnp.floating):
-        found = f"{of_all.dtype} {list(of_all.shape)} for {length} tokens"
-        raise UserError(f"{argument}={name!r} is not allowed: it must be a vector of each token, and is {found}")
+        shape = f"{of_all.dtype} {list(of_all.shape)} for {length} tokens"
+        raise UserError(f"{argument}={name!r} is not allowed: it must be a vector of each token, and is {shape}")
     return taps[0]
 
 
@@ -36,8 +36,8 @@ def width_of(model: ModelConfig, tap: str) -> int:
 
 def activations(lm, tokens_BL, taps: tuple[str, ...]) -> list:
     """The values [T, D] of the taps, with all dimensions after those of the tokens in one."""
-    found = lm.capture(tokens_BL, tuple(dict.fromkeys(taps)))
-    return [found[tap].reshape(tokens_BL.size, -1) for tap in taps]
+    values = lm.capture(tokens_BL, tuple(dict.fromkeys(taps)))
+    return [values[tap].reshape(tokens_BL.size, -1) for tap in taps]
 
 
 class Shuffled:

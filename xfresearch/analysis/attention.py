@@ -74,32 +74,32 @@ def attention(lm, data=None, count: int = ROWS, length: int = 0, seed: int = 0) 
     for data that cannot be read."""
     tokens_NL = rows(lm, data, count, length)
     mixers = lm.config.sublayers(has="attends")
-    found = _measured(lm, tokens_NL, mixers)
-    received = found.pop("received")
+    figures = _measured(lm, tokens_NL, mixers)
+    received = figures.pop("received")
     half = min(tokens_NL.shape[1] // 2, 64)
     if half > 1:
         again_NL = repeated(lm, half, seed=seed)
-        found |= measure(lm, again_NL, mixers, ["weights"], repetition_of(half), title="induction")
-    per_row = {name: by_layer(values, mixers, lm.config.depth).swapaxes(0, 1) for name, values in found.items()}
+        figures |= measure(lm, again_NL, mixers, ["weights"], repetition_of(half), title="induction")
+    per_row = {name: by_layer(values, mixers, lm.config.depth).swapaxes(0, 1) for name, values in figures.items()}
     per_row = {name: value for name, value in per_row.items() if not np.isnan(value).all()}
     values = {name: mean_of_known(value, 0) for name, value in per_row.items()} | matrices(lm)
     shown = [name for name in TITLES if name in per_row]
     summary = {TITLES[name][0]: mean_interval(mean_of_known(per_row[name], (1, 2))) for name in shown}
     of_rows = {f"{name}_rows": value for name, value in per_row.items()}
-    data_found = values | of_rows | _classes(lm, tokens_NL, mixers, received)
+    arrays = values | of_rows | _classes(lm, tokens_NL, mixers, received)
     line = about(lm, tokens_NL, data)
-    return Result("attention", line, lm.step, data_found, summary, _pictures(data_found), _tables(data_found))
+    return Result("attention", line, lm.step, arrays, summary, _pictures(arrays), _tables(arrays))
 
 
 def _measured(lm, tokens_NL, mixers: list[Sublayer]) -> dict[str, dict[str, np.ndarray]]:
     """The statistics of all mixers. The last coefficient of one with a sink is the sink's."""
-    found: dict[str, dict[str, np.ndarray]] = {}
+    figures: dict[str, dict[str, np.ndarray]] = {}
     for sink in (False, True):
         chosen = [each for each in mixers if each.options.sinks == sink]
         if chosen:
             for name, values in measure(lm, tokens_NL, chosen, SITES, statistics_of(sink), title="attention").items():
-                found.setdefault(name, {}).update(values)
-    return found
+                figures.setdefault(name, {}).update(values)
+    return figures
 
 
 def _classes(lm, tokens_NL, mixers: list[Sublayer], received: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -107,8 +107,8 @@ def _classes(lm, tokens_NL, mixers: list[Sublayer], received: dict[str, np.ndarr
     if lm.tokenizer is None:
         return {}
     class_V = classes(lm.tokenizer, lm.config.vocab_size)
-    found = {path: by_class(value, tokens_NL, class_V) for path, value in received.items()}
-    of_classes = by_layer(found, mixers, lm.config.depth)
+    by_path = {path: by_class(value, tokens_NL, class_V) for path, value in received.items()}
+    of_classes = by_layer(by_path, mixers, lm.config.depth)
     return {"by_class": of_classes, "even_by_class": even(tokens_NL, class_V, lm.config.causal)}
 
 
@@ -120,7 +120,7 @@ def statistics(values: dict, sink: bool) -> dict:
     m_BHLM = values.get("sink_weight", values.get("coefficients"))
     length = w_BHLS.shape[2]
     distance_LS = jnp.arange(length)[:, None] - jnp.arange(length)
-    found = {
+    figures = {
         "first": w_BHLS[:, :, 1:, 0].mean(-1),
         "previous": (w_BHLS * (distance_LS == 1)).sum(-1)[:, :, 1:].mean(-1),
         "self": (w_BHLS * (distance_LS == 0)).sum(-1)[:, :, 1:].mean(-1),
@@ -131,11 +131,11 @@ def statistics(values: dict, sink: bool) -> dict:
         m_BHLM = wide(m_BHLM)
         all_BHLX = jnp.concatenate([w_BHLS, m_BHLM], -1)
         of_slots = m_BHLM[..., :-1] if sink else m_BHLM
-        found |= {"sink": m_BHLM[:, :, 1:, -1].mean(-1)} if sink else {}
-        found |= {"slots": of_slots[:, :, 1:].sum(-1).mean(-1)} if of_slots.shape[-1] else {}
+        figures |= {"sink": m_BHLM[:, :, 1:, -1].mean(-1)} if sink else {}
+        figures |= {"slots": of_slots[:, :, 1:].sum(-1).mean(-1)} if of_slots.shape[-1] else {}
     entropy_BHL = jax.scipy.special.entr(all_BHLX).sum(-1)  # -inf for a negative weight
-    found["entropy"] = jnp.where(jnp.isneginf(entropy_BHL), jnp.nan, entropy_BHL)[:, :, 1:].mean(-1)
-    return found | _own_value(values)
+    figures["entropy"] = jnp.where(jnp.isneginf(entropy_BHL), jnp.nan, entropy_BHL)[:, :, 1:].mean(-1)
+    return figures | _own_value(values)
 
 
 def _own_value(values: dict) -> dict:
@@ -155,8 +155,8 @@ def statistics_of(sink: bool):
     calls and checkpoints, so that they share a compiled program."""
 
     def all_of(values: dict) -> dict:
-        found = statistics(values, sink)
-        return found and found | {"received": wide(values["weights"][:, :, 1:]).mean(2)}
+        figures = statistics(values, sink)
+        return figures and figures | {"received": wide(values["weights"][:, :, 1:]).mean(2)}
 
     return all_of
 
@@ -183,7 +183,7 @@ def matrices(lm) -> dict[str, np.ndarray]:
     """{name: [N, H]} of the matrices of each mixer that has them."""
     embed_VD = np.asarray(lm.params["embed"]["table"], np.float64)
     head_VD = np.asarray(lm.params.get("head", lm.params["embed"])["table"], np.float64)
-    found: dict[str, dict[str, np.ndarray]] = {}
+    figures: dict[str, dict[str, np.ndarray]] = {}
     mixers = lm.config.sublayers(has="attends")
     for bound in transformer.bind(lm.config, lm.params).sublayers(has="attends"):
         each, of_mixer = bound.sublayer, _of_mixer(bound, embed_VD, head_VD)
@@ -192,27 +192,27 @@ def matrices(lm) -> dict[str, np.ndarray]:
             options: Any = each.options  # of softmax attention: only its spans are learned
             of_mixer["span"] = np.asarray(span.fraction[...], np.float64) * longest(options, lm.config.max_length)
         for name, value in of_mixer.items():
-            found.setdefault(name, {})[each.path] = value
-    return {name: by_layer(values, mixers, lm.config.depth) for name, values in found.items()}
+            figures.setdefault(name, {})[each.path] = value
+    return {name: by_layer(values, mixers, lm.config.depth) for name, values in figures.items()}
 
 
 def _of_mixer(mixer: Bound, embed_VD, head_VD) -> dict[str, np.ndarray]:
-    found = {}
+    figures = {}
     matrices = map(mixer.matrix, ("query", "key", "value", "output"))
     q_DHK, k_DGK, v_DGV, o_HVD = (None if each is None else np.asarray(each, np.float64) for each in matrices)
     if q_DHK is not None and k_DGK is not None and q_DHK.shape[2] == k_DGK.shape[2]:
         share = q_DHK.shape[1] // k_DGK.shape[1]
         pairs = [(q_DHK[:, h], k_DGK[:, h // share]) for h in range(q_DHK.shape[1])]
         gram_DD = embed_VD.T @ embed_VD
-        found["rank"] = np.array([effective_rank(q @ k.T, q.shape[1]) for q, k in pairs])
-        found["matching"] = np.array([positive_share(k.T @ gram_DD @ q) for q, k in pairs])
+        figures["rank"] = np.array([effective_rank(q @ k.T, q.shape[1]) for q, k in pairs])
+        figures["matching"] = np.array([positive_share(k.T @ gram_DD @ q) for q, k in pairs])
     if v_DGV is not None and o_HVD is not None and v_DGV.ndim == o_HVD.ndim == 3 and v_DGV.shape[2] == o_HVD.shape[1]:
         share = o_HVD.shape[0] // v_DGV.shape[1]
         between_DD = head_VD.T @ embed_VD
-        found["copying"] = np.array(
+        figures["copying"] = np.array(
             [positive_share(o_VD @ between_DD @ v_DGV[:, h // share]) for h, o_VD in enumerate(o_HVD)]
         )
-    return found
+    return figures
 
 
 def effective_rank(matrix: np.ndarray, most: int) -> float:
@@ -247,14 +247,14 @@ def _pictures(values: dict[str, np.ndarray]) -> tuple[HeatMap, ...]:
 
 def _tables(values: dict[str, np.ndarray]) -> tuple[Table, ...]:
     """The strongest heads of each kind, and those with the most weight on each class of tokens."""
-    found = []
+    strongest_heads = []
     for name in ("first", "previous", "induction", "duplicate", "slots", "copying"):
         if name in values:
             best = np.argsort(np.nan_to_num(values[name], nan=-np.inf).ravel())[::-1][:3]
             heads = [f"{at // values[name].shape[1]}.{at % values[name].shape[1]}" for at in best]
             shown = [f"{head} ({values[name].ravel()[at]:.3f})" for head, at in zip(heads, best, strict=True)]
-            found.append((TITLES[name][0], *shown, *[""] * (3 - len(shown))))
-    strongest = Table("Strongest heads", "layer.head (value)", ("what", "1", "2", "3"), found)
+            strongest_heads.append((TITLES[name][0], *shown, *[""] * (3 - len(shown))))
+    strongest = Table("Strongest heads", "layer.head (value)", ("what", "1", "2", "3"), strongest_heads)
     if "by_class" not in values:
         return (strongest,)
     lines = []

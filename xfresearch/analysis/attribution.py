@@ -20,27 +20,28 @@ from xfresearch.models.model_config import ModelConfig
 def attributed(model: ModelConfig, params: dict, tokens_BL) -> tuple[dict, dict]:
     """{part: [B]}: the attribution of each part, as the mean over tokens; and the same {memory: [B, K]} of each key."""
     wanted = [name for place in coefficients.places(model) for name in coefficients.sites(model, place)]
-    found = passed(model, params, tokens_BL[:, :-1], tuple(wanted))
-    head = found.lm.logit_head()
+    forward_pass = passed(model, params, tokens_BL[:, :-1], tuple(wanted))
+    head = forward_pass.lm.logit_head()
     wide = jnp.promote_types(head.table_VD.dtype, jnp.float32)
     table_VD = head.table_VD.astype(wide)
     towards_BLD = table_VD[tokens_BL[:, 1:]] - table_VD.mean(0)
-    of_parts = {name: (value.astype(wide) * towards_BLD).sum(-1).mean(1) for name, value in parts(found, True).items()}
+    written = parts(forward_pass, True)
+    of_parts = {name: (value.astype(wide) * towards_BLD).sum(-1).mean(1) for name, value in written.items()}
     if head.bias_V is not None:
         of_parts["head_bias"] = (head.bias_V[tokens_BL[:, 1:]] - head.bias_V.mean()).mean(1)
-    return of_parts, _of_keys(found, params, towards_BLD)
+    return of_parts, _of_keys(forward_pass, params, towards_BLD)
 
 
-def _of_keys(found: Pass, params: dict, towards_BLD) -> dict[str, jax.Array]:
+def _of_keys(forward_pass: Pass, params: dict, towards_BLD) -> dict[str, jax.Array]:
     """{memory: [B, K]}: m_i v_i . d of each key, with the direction d in which its sublayer adds to `towards`."""
-    model, of_keys = found.config, {}
-    towards = directions(found, towards_BLD)
+    model, of_keys = forward_pass.config, {}
+    towards = directions(forward_pass, towards_BLD)
     for place in coefficients.places(model):
-        by_head = found.values[f"{place}.coefficients"].ndim == 4 and f"{place}.chosen" not in found.values
-        if coefficients.written_by(place) not in towards or by_head and f"{place}.gate" in found.values:
+        by_head = forward_pass.values[f"{place}.coefficients"].ndim == 4 and f"{place}.chosen" not in forward_pass.values
+        if coefficients.written_by(place) not in towards or by_head and f"{place}.gate" in forward_pass.values:
             continue  # another sublayer reads it, or a gate changes the values of the slots
         writes_KD = memory(model, params, *coefficients.where(place)).writes.reshape(-1, model.width)
-        m_BLK = coefficients.of_keys(model, place, found.values, gated=True).astype(towards_BLD.dtype)
+        m_BLK = coefficients.of_keys(model, place, forward_pass.values, gated=True).astype(towards_BLD.dtype)
         direction_BLD = towards[coefficients.written_by(place)].astype(towards_BLD.dtype)
         of_keys[place] = (m_BLK * (direction_BLD @ writes_KD.astype(towards_BLD.dtype).T)).mean(1)
     return of_keys
@@ -58,10 +59,10 @@ def grids(model: ModelConfig, attribution: dict[str, float]) -> dict[str, np.nda
             of_sublayer[at] = np.nan_to_num(of_sublayer[at]) + value
             if rest and rest[0].isdigit():
                 of_heads.setdefault(int(number), {})[int(rest[0])] = value
-    found = {"by_sublayer": of_sublayer, "sublayers": np.array(names)}
+    arrays = {"by_sublayer": of_sublayer, "sublayers": np.array(names)}
     if of_heads:
         by_head = np.full((model.depth, 1 + max(max(heads) for heads in of_heads.values())), np.nan)
         for number, heads in of_heads.items():
             by_head[number, list(heads)] = list(heads.values())
-        found["by_head"] = by_head
-    return found
+        arrays["by_head"] = by_head
+    return arrays

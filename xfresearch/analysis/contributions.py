@@ -47,8 +47,8 @@ def contributions(model: ModelConfig, params: dict, tokens_BL, by_head: bool = F
     Parts are 'embed', 'blocks.<layer>.<sublayer>', and with `by_head` 'blocks.<layer>.attention.<head>' with the rest of
     attention (biases, slots of the model's width) under 'blocks.<layer>.attention.rest'; the constants of norms are
     'blocks.<layer>.<sublayer>.norm' and 'final_norm'. It may be jitted."""
-    found = passed(model, params, tokens_BL)
-    return parts(found, by_head), found.lm.logit_head(), found.hidden_BLD
+    forward_pass = passed(model, params, tokens_BL)
+    return parts(forward_pass, by_head), forward_pass.lm.logit_head(), forward_pass.hidden_BLD
 
 
 def passed(model: ModelConfig, params: dict, tokens_BL, more: tuple[str, ...] = ()) -> Pass:
@@ -58,39 +58,39 @@ def passed(model: ModelConfig, params: dict, tokens_BL, more: tuple[str, ...] = 
     return Pass(model, lm, captured(model, out.captures, names), out.hidden_BLD)
 
 
-def parts(found: Pass, by_head: bool = False) -> dict[str, jax.Array]:
+def parts(forward_pass: Pass, by_head: bool = False) -> dict[str, jax.Array]:
     """{part: [B, L, D]} of the final hidden states."""
     return _followed(
-        found,
-        {"embed": found.values["embed"]},
-        lambda each: _written(each, found.values, by_head),
+        forward_pass,
+        {"embed": forward_pass.values["embed"]},
+        lambda each: _written(each, forward_pass.values, by_head),
     )
 
 
-def directions(found: Pass, towards_BLD) -> dict[str, jax.Array]:
+def directions(forward_pass: Pass, towards_BLD) -> dict[str, jax.Array]:
     """{'blocks.<layer>.<sublayer>': [B, L, D]}: the vector whose product with what the sublayer writes, before its own norm
     and gain, is that sublayer's part of the product of the final hidden state with `towards`."""
 
     def total(raw: dict):
         def written(each: Bound) -> dict:
             branch, at = each.sublayer.branch, each.sublayer.path
-            return {} if branch.bare else {at: scaled(each.block, branch, raw[at], found.values[f"{at}.raw"])}
+            return {} if branch.bare else {at: scaled(each.block, branch, raw[at], forward_pass.values[f"{at}.raw"])}
 
-        terms = _followed(found, {}, written)
+        terms = _followed(forward_pass, {}, written)
         return sum((term_BLD * towards_BLD).sum() for term_BLD in terms.values())
 
-    model = found.config
-    written = {name.removesuffix(".raw") for name in found.values if name.endswith(".raw")}
+    model = forward_pass.config
+    written = {name.removesuffix(".raw") for name in forward_pass.values if name.endswith(".raw")}
     written -= {each.path for each in model.sublayers() if each.branch.bare}
-    return jax.grad(total)({name: jnp.zeros_like(found.values[f"{name}.raw"]) for name in written})
+    return jax.grad(total)({name: jnp.zeros_like(forward_pass.values[f"{name}.raw"]) for name in written})
 
 
-def _followed(found: Pass, start: dict, written: Callable) -> dict:
+def _followed(forward_pass: Pass, start: dict, written: Callable) -> dict:
     """The terms at the end of the model, of those in `start`, which are in the stream before the first layer, and those that
     each sublayer writes: written(sublayer) -> {part: [B, L, D]}."""
-    model, values = found.config, found.values
+    model, values = forward_pass.config, forward_pass.values
     terms = second = start
-    for _, of_layer in groupby(found.lm.sublayers(), lambda each: each.sublayer.layer):
+    for _, of_layer in groupby(forward_pass.lm.sublayers(), lambda each: each.sublayer.layer):
         before = terms
         for each in of_layer:
             block, branch, at = each.block, each.sublayer.branch, each.sublayer.path
@@ -101,8 +101,8 @@ def _followed(found: Pass, start: dict, written: Callable) -> dict:
                 terms = _normed(block.norm(branch, "post"), terms, values[f"{at}.sum"], f"{at}.norm")
     end = layer_ends(model)[-1]
     if ends_with(model):
-        return _add(terms, _normed(found.lm.final_norm, second, values[f"{end}.dual"], "final_norm"))
-    return _normed(found.lm.final_norm, terms, values[f"{end}.residual"], "final_norm")
+        return _add(terms, _normed(forward_pass.lm.final_norm, second, values[f"{end}.dual"], "final_norm"))
+    return _normed(forward_pass.lm.final_norm, terms, values[f"{end}.residual"], "final_norm")
 
 
 def _add(terms: dict, more: dict) -> dict:
@@ -111,9 +111,9 @@ def _add(terms: dict, more: dict) -> dict:
 
 def _normed(norm, terms: dict, at, name: str) -> dict:
     """The terms after a norm of their sum `at`."""
-    found = {part: norm.frozen(value, at) for part, value in terms.items()}
+    normed = {part: norm.frozen(value, at) for part, value in terms.items()}
     constant = norm.constant()
-    return found if constant is None else _add(found, {name: jnp.broadcast_to(constant, at.shape)})
+    return normed if constant is None else _add(normed, {name: jnp.broadcast_to(constant, at.shape)})
 
 
 def _skipped(block, branch, terms: dict) -> dict:
@@ -138,8 +138,8 @@ def _written(each: Bound, values: dict, by_head: bool) -> dict:
         heads = heads * (gate if gate.ndim == 4 else gate[..., None])
     parts = jnp.einsum("blhv,hvd->hbld", heads, output_HVD.astype(heads.dtype))
     parts = [scaled(block, branch, part_BLD, values[f"{at}.raw"]) for part_BLD in parts]
-    found = {f"{at}.{number}": part_BLD for number, part_BLD in enumerate(parts)}
-    return found | {f"{at}.rest": out_BLD - sum(parts)}
+    terms = {f"{at}.{number}": part_BLD for number, part_BLD in enumerate(parts)}
+    return terms | {f"{at}.rest": out_BLD - sum(parts)}
 
 
 def scaled(block, branch, part_BLD, raw_BLD):

@@ -93,11 +93,11 @@ def features(
     scales = [sparse.scale_of(values) for values in stream.read(0)]
     states = {F: sparse.start(seed, widths[0], F, widths[1] if taps[0] != taps[1] else 0) for F in sizes}
     states = train(stream, scales, states, k, steps, kept)
-    found = {F: sparse.folded(state, *scales) for F, state in states.items()}
-    measured = measure(lm, tokens_NL, taps, found, scales[1].mean)
+    dictionaries = {F: sparse.folded(state, *scales) for F, state in states.items()}
+    measured = measure(lm, tokens_NL, taps, dictionaries, scales[1].mean)
     path = " to ".join(dict.fromkeys(taps))
     line = f"{about(lm, tokens_NL, data)}; {path}; {steps} batches of {stream.batch} tokens, {k} features of a token"
-    return _result(lm, line, tokens_NL, taps, found, measured)
+    return _result(lm, line, tokens_NL, taps, dictionaries, measured)
 
 
 def two_taps(model: ModelConfig, tap: str, target: str, length: int) -> tuple[str, str]:
@@ -137,11 +137,11 @@ def train(stream: Shuffled, scales: list, states: dict, k: int, steps: int, kept
 
 def _last(kept: Unfinished, states: dict) -> tuple[int, dict]:
     """The number of batches that an interrupted call has done, and its states; 0 and the given ones without one."""
-    found = kept.load()
+    saved = kept.load()
     leaves, structure = jax.tree.flatten(states)
-    if not found:
+    if not saved:
         return 0, states
-    return int(found["done"]), structure.unflatten([jnp.asarray(found[str(n)]) for n in range(len(leaves))])
+    return int(saved["done"]), structure.unflatten([jnp.asarray(saved[str(n)]) for n in range(len(leaves))])
 
 
 def measure(lm, tokens_NL, taps: tuple[str, str], dictionaries: dict, mean_E) -> dict:
@@ -173,9 +173,9 @@ def measure(lm, tokens_NL, taps: tuple[str, str], dictionaries: dict, mean_E) ->
 def _read(dictionary: sparse.Dictionary, x_TD, y_TE, batch: int) -> dict:
     """{coefficients, prediction, and of each row L0 and the squared error}."""
     f_TF = sparse.encode(dictionary, x_TD)
-    found_TE = sparse.decode(dictionary, f_TF)
-    error_B = jnp.square(y_TE - found_TE).reshape(batch, -1).sum(1)
-    return {"f_TF": f_TF, "y_TE": found_TE, "l0_rows": (f_TF > 0).sum(1).reshape(batch, -1).mean(1), "error_rows": error_B}
+    rebuilt_TE = sparse.decode(dictionary, f_TF)
+    error_B = jnp.square(y_TE - rebuilt_TE).reshape(batch, -1).sum(1)
+    return {"f_TF": f_TF, "y_TE": rebuilt_TE, "l0_rows": (f_TF > 0).sum(1).reshape(batch, -1).mean(1), "error_rows": error_B}
 
 
 def loss_with(lm, tokens_BL, tap: str, y) -> np.ndarray:
@@ -196,14 +196,14 @@ def value_tokens(lm, target: str, rows_FE) -> np.ndarray:
 
 def _result(lm, line: str, tokens_NL, taps, dictionaries: dict, measured: dict) -> Result:
     sizes = tuple(dictionaries)
-    found: dict = {"sizes": np.array(sizes), "taps": np.array(taps), "tokens": tokens_NL}
-    found |= {name: value for name, value in measured.items() if name not in sizes}
+    data: dict = {"sizes": np.array(sizes), "taps": np.array(taps), "tokens": tokens_NL}
+    data |= {name: value for name, value in measured.items() if name not in sizes}
     figures: dict[str, list] = {name: [] for name in FIGURES}
     files = {}
     for n, F in enumerate(sizes):
-        recovered = found["ablated_loss"] - found["replaced_loss"][:, n], found["ablated_loss"] - found["loss"]
-        figures["L0"].append(mean_interval(found["l0_rows"][:, n]))
-        figures["unexplained variance"].append(ratio_interval(found["error_rows"][:, n], found["variance_rows"]))
+        recovered = data["ablated_loss"] - data["replaced_loss"][:, n], data["ablated_loss"] - data["loss"]
+        figures["L0"].append(mean_interval(data["l0_rows"][:, n]))
+        figures["unexplained variance"].append(ratio_interval(data["error_rows"][:, n], data["variance_rows"]))
         figures["loss recovered"].append(ratio_interval(*recovered))
         figures["dead"].append((float((measured[F]["uses"] == 0).mean()), np.nan))
         arrays = {name: np.asarray(value) for name, value in dictionaries[F]._asdict().items()}
@@ -211,15 +211,15 @@ def _result(lm, line: str, tokens_NL, taps, dictionaries: dict, measured: dict) 
         at_FT, f_FT = np.where(f_FT > 0, at_FT, -1), np.maximum(f_FT, 0)
         words_FW = value_tokens(lm, taps[1], arrays["decoder_FE"])
         arrays |= {"frequency": measured[F]["uses"] / tokens_NL.size, "triggers": at_FT, "coefficients": f_FT}
-        found |= {f"{F}/{name}": value for name, value in (arrays | {"value_tokens": words_FW}).items()}
+        data |= {f"{F}/{name}": value for name, value in (arrays | {"value_tokens": words_FW}).items()}
         title = f"{F} features of {taps[1]}"
         files[f"features_{F}.html"] = keys_page(lm, title, line, tokens_NL, at_FT, f_FT, words_FW, "features")
         files |= _folder(lm, taps, F, dictionaries[F], tokens_NL.shape[1])
     for name, short in zip(FIGURES, ("l0", "unexplained", "recovered", "dead"), strict=True):
-        found[short] = np.array([value for value, _ in figures[name]])
+        data[short] = np.array([value for value, _ in figures[name]])
     summary = {f"{name}, {F} features": figures[name][n] for n, F in enumerate(sizes) for name in FIGURES}
-    summary |= {"loss": mean_interval(found["loss"]), "loss with the mean": mean_interval(found["ablated_loss"])}
-    return Result("features", line, lm.step, found, summary, _pictures(sizes, figures), (_table(found),), files)
+    summary |= {"loss": mean_interval(data["loss"]), "loss with the mean": mean_interval(data["ablated_loss"])}
+    return Result("features", line, lm.step, data, summary, _pictures(sizes, figures), (_table(data),), files)
 
 
 def _folder(lm, taps, size: int, dictionary: sparse.Dictionary, length: int) -> dict[str, bytes]:
@@ -235,17 +235,17 @@ def _pictures(sizes, figures: dict) -> tuple[LineChart, ...]:
     captions = {"L0": "coefficients above 0 per token", "unexplained variance": "share", "dead": "share of features"}
     captions["loss recovered"] = "1: the model's loss, 0: that with the mean"
     charts = []
-    for name, found in figures.items():
-        points = np.array([(F, *pair) for F, pair in zip(sizes, found, strict=True)])
+    for name, values in figures.items():
+        points = np.array([(F, *pair) for F, pair in zip(sizes, values, strict=True)])
         charts.append(LineChart(name, f"{captions[name]}, by number of features", tuple(with_interval(points))))
     return tuple(charts)
 
 
-def _table(found: dict) -> Table:
+def _table(data: dict) -> Table:
     names = ("l0", "unexplained", "recovered", "dead")
     lines = [
-        (str(F), *(round(float(found[name][n]), 4) for name in names), round(float(found["replaced_loss"][:, n].mean()), 4))
-        for n, F in enumerate(found["sizes"])
+        (str(F), *(round(float(data[name][n]), 4) for name in names), round(float(data["replaced_loss"][:, n].mean()), 4))
+        for n, F in enumerate(data["sizes"])
     ]
     titles = ("features", *FIGURES, "loss")
     caption = "loss: with the prediction instead of the target; dead: not used by any token of these rows"

@@ -51,7 +51,7 @@ def lens(lm, data=None, count: int = ROWS, length: int = 0) -> Result:
     most likely next token after each layer, of the first row. The intervals of .summary are over rows. Raises UserError for
     data that cannot be read."""
     tokens_NL = rows(lm, data, count, length)
-    found: dict[str, list] = {}
+    of_batches: dict[str, list] = {}
     by_key: dict[str, np.ndarray] = {}
     example: dict[str, np.ndarray] = {}
     with stage("lens", len(tokens_NL), "rows") as progress:
@@ -61,21 +61,21 @@ def lens(lm, data=None, count: int = ROWS, length: int = 0) -> Result:
             of_parts, of_keys = attributed(lm.config, lm.params, tokens_BL)
             example = example or {name: np.asarray(read[name][0]) for name in ("token", "probability")}
             for name, value in ({name: read[name] for name in FIGURES} | of_parts).items():
-                found.setdefault(name, []).append(np.asarray(value[:real], np.float64))
+                of_batches.setdefault(name, []).append(np.asarray(value[:real], np.float64))
             for name, value_BK in of_keys.items():
                 by_key[name] = by_key.get(name, 0.0) + np.asarray(value_BK[:real], np.float64).sum(0) / len(tokens_NL)
             progress.update(real)
-    per_row = {name: np.concatenate(values) for name, values in found.items()}
+    per_row = {name: np.concatenate(values) for name, values in of_batches.items()}
     figures = {name: per_row.pop(name) for name in FIGURES}
-    data_found = {name: value.mean(0) for name, value in figures.items()}
-    data_found |= {f"{name}_rows": value for name, value in figures.items()}
-    data_found |= {"parts": np.array(list(per_row)), "attribution": np.array([value.mean() for value in per_row.values()])}
-    data_found["attribution_rows"] = np.stack(list(per_row.values()), 1)
-    data_found |= grids(lm.config, dict(zip(per_row, data_found["attribution"], strict=True)))
-    data_found |= {f"{name}.keys": value for name, value in by_key.items()} | example
-    tables = (*_tables(data_found), *_keys_table(by_key))
-    pictures = (_example(lm, tokens_NL[0], **example), *_pictures(data_found))
-    return Result("lens", about(lm, tokens_NL, data), lm.step, data_found, _summary(figures), pictures, tables)
+    arrays = {name: value.mean(0) for name, value in figures.items()}
+    arrays |= {f"{name}_rows": value for name, value in figures.items()}
+    arrays |= {"parts": np.array(list(per_row)), "attribution": np.array([value.mean() for value in per_row.values()])}
+    arrays["attribution_rows"] = np.stack(list(per_row.values()), 1)
+    arrays |= grids(lm.config, dict(zip(per_row, arrays["attribution"], strict=True)))
+    arrays |= {f"{name}.keys": value for name, value in by_key.items()} | example
+    tables = (*_tables(arrays), *_keys_table(by_key))
+    pictures = (_example(lm, tokens_NL[0], **example), *_pictures(arrays))
+    return Result("lens", about(lm, tokens_NL, data), lm.step, arrays, _summary(figures), pictures, tables)
 
 
 @partial(jax.jit, static_argnums=0)
@@ -117,11 +117,11 @@ def by_depth(model: ModelConfig, params: dict, translators: dict | None, tokens_
 
 def _summary(figures: dict[str, np.ndarray]) -> dict[str, tuple[float, float]]:
     middle = figures["loss"].shape[1] // 2
-    found = {"loss": mean_interval(figures["loss"][:, -1])}
+    summary = {"loss": mean_interval(figures["loss"][:, -1])}
     if middle:
-        found[f"loss after layer {middle - 1}"] = mean_interval(figures["loss"][:, middle - 1])
-        found[f"agreement after layer {middle - 1}"] = mean_interval(figures["agreement"][:, middle - 1])
-    return found
+        summary[f"loss after layer {middle - 1}"] = mean_interval(figures["loss"][:, middle - 1])
+        summary[f"agreement after layer {middle - 1}"] = mean_interval(figures["agreement"][:, middle - 1])
+    return summary
 
 
 def _example(lm, tokens_L, token, probability) -> HeatMap:

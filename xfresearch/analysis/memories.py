@@ -98,13 +98,13 @@ def memories(lm, data=None, count: int = ROWS, length: int = 0, top: int = TOP, 
             progress.update(real * tokens_BL.shape[1])
             if number < state["next"]:
                 continue
-            found = _values(lm.config, lm.params, tokens_BL)
+            of_places = _values(lm.config, lm.params, tokens_BL)
             for place in names:
-                m_TK = found[place]["m"][:real].reshape(-1, found[place]["m"].shape[-1])
+                m_TK = of_places[place]["m"][:real].reshape(-1, of_places[place]["m"].shape[-1])
                 _update(state, place, m_TK, number * tokens_BL.size)
                 if number * BATCH < COMPOSED:
                     token_K, refines = values[place][:, 0], adds(lm.config, place)
-                    figures = _composition(lm.config, refines, lm.params, found[place], token_K)
+                    figures = _composition(lm.config, refines, lm.params, of_places[place], token_K)
                     for name, value in figures.items():
                         of_rows = f"{place}/rows/{name}"
                         state[of_rows] = np.concatenate([state.get(of_rows, np.zeros(0)), np.asarray(value)[:real]])
@@ -126,11 +126,11 @@ def _values(model: ModelConfig, params: dict, tokens_BL) -> dict:
     """{memory: {m [B, L, K], and of its sublayer before, out, residual [B, L, D]}}."""
     stream = ("before", "out", "residual")
     wanted = {place: [f"{written_by(place)}.{value}" for value in stream] for place in memories_of(model)}
-    names = [name for place, found in wanted.items() for name in (*sites(model, place), *found)]
+    names = [name for place, taps in wanted.items() for name in (*sites(model, place), *taps)]
     values = captured(model, forward(model, params, tokens_BL, request(model, names))[1].captures, names)
     return {
-        place: {"m": of_keys(model, place, values)} | {name.split(".")[-1]: values[name] for name in found}
-        for place, found in wanted.items()
+        place: {"m": of_keys(model, place, values)} | {name.split(".")[-1]: values[name] for name in taps}
+        for place, taps in wanted.items()
     }
 
 
@@ -152,18 +152,18 @@ def as_added(model: ModelConfig, params: dict, place: str):
 
 
 @partial(jax.jit, static_argnums=(0, 1))
-def _composition(model: ModelConfig, refines: bool, params: dict, found: dict, value_token_K) -> dict:
+def _composition(model: ModelConfig, refines: bool, params: dict, values: dict, value_token_K) -> dict:
     """{figure: [B]} of one batch in one memory. Without `refines`, the figures of the stream are NaN."""
     lm = transformer.bind(model, params)
 
     def wide(x):
-        return x.astype(jnp.promote_types(found["out"].dtype, jnp.float32))
+        return x.astype(jnp.promote_types(values["out"].dtype, jnp.float32))
 
     def likeliest(x_BLD):
         return lm.logits(lm.final_norm(x_BLD)).argmax(-1)
 
-    active_BLK = found["m"] > 0
-    r, y, o = (likeliest(found[name]) for name in ("before", "out", "residual"))
+    active_BLK = values["m"] > 0
+    r, y, o = (likeliest(values[name]) for name in ("before", "out", "residual"))
     agrees_BL = (active_BLK & (value_token_K == y[..., None])).any(-1)
     counted = {
         "active": active_BLK,
@@ -182,55 +182,55 @@ def _composition(model: ModelConfig, refines: bool, params: dict, found: dict, v
 def _result(lm, tokens_NL, data, state: dict, values: dict, seed: int) -> Result:
     names = list(values)
     line = about(lm, tokens_NL, data)
-    found: dict = {"places": np.array(names), "tokens": tokens_NL}
+    arrays: dict = {"places": np.array(names), "tokens": tokens_NL}
     summary, files = {}, {}
     for figure in ("active", "composed", *PARTS, "changes"):
         rows_NP = np.stack([state[f"{place}/rows/{figure}"] for place in names], 1).astype(np.float64)
-        found |= {figure: rows_NP.mean(0), f"{figure}_rows": rows_NP}
+        arrays |= {figure: rows_NP.mean(0), f"{figure}_rows": rows_NP}
         summary[figure] = mean_interval(mean_of_known(rows_NP, 1))
     with np.errstate(invalid="ignore", divide="ignore"):
-        found["third_of_changes"] = found["third"] / found["changes"]
-    found |= {name: np.full(len(names), np.nan) for figure in CHANCE for name in (figure, f"{figure}_random")}
+        arrays["third_of_changes"] = arrays["third"] / arrays["changes"]
+    arrays |= {name: np.full(len(names), np.nan) for figure in CHANCE for name in (figure, f"{figure}_random")}
     for number, place in enumerate(names):
         at_KT, m_KT = (np.asarray(state[f"{place}/{name}"]) for name in ("at", "values"))
         at_KT = np.where(m_KT > 0, at_KT, -1)  # of equal coefficients the earliest stay: at 0 the first tokens
-        found |= {f"{place}/triggers": at_KT, f"{place}/coefficients": m_KT, f"{place}/value_tokens": values[place]}
+        arrays |= {f"{place}/triggers": at_KT, f"{place}/coefficients": m_KT, f"{place}/value_tokens": values[place]}
         for name, value in patterns(lm, tokens_NL, at_KT, values[place][:, 0], seed).items():
-            found[name][number] = value
+            arrays[name][number] = value
         files[f"{place}.html"] = keys_page(lm, f"Keys of {place}", line, tokens_NL, at_KT, m_KT, values[place])
-    known = [name for figure in CHANCE for name in (figure, f"{figure}_random") if not np.isnan(found[name]).all()]
-    summary |= {name: (float(mean_of_known(found[name])), np.nan) for name in known}
-    tables = (*_figures_tables(found, known), *(_keys_table(lm, found, place) for place in names))
-    return Result("memories", line, lm.step, found, summary, _pictures(found), tables, files)
+    known = [name for figure in CHANCE for name in (figure, f"{figure}_random") if not np.isnan(arrays[name]).all()]
+    summary |= {name: (float(mean_of_known(arrays[name])), np.nan) for name in known}
+    tables = (*_figures_tables(arrays, known), *(_keys_table(lm, arrays, place) for place in names))
+    return Result("memories", line, lm.step, arrays, summary, _pictures(arrays), tables, files)
 
 
-def _pictures(found: dict) -> tuple[HeatMap, ...]:
-    shares = np.stack([found[name] for name in PARTS], 1)
+def _pictures(data: dict) -> tuple[HeatMap, ...]:
+    shares = np.stack([data[name] for name in PARTS], 1)
     title = "What the layer does to the most likely token"
     texts = tuple(tuple(f"{share:.2f}" for share in row) for row in shares)
     return (HeatMap(title, "share of tokens", shares, "memory", "outcome", 0.0, 1.0, PARTS, texts),)
 
 
-def _figures_tables(found: dict, known: list[str]) -> Iterator[Table]:
+def _figures_tables(data: dict, known: list[str]) -> Iterator[Table]:
     of_tokens = ("active", "composed", *PARTS, "third_of_changes")
     of_triggers = "shares of triggers or of keys; random: by chance"
     captions = {"Memories": "shares of keys (active) and of tokens", "Triggers": of_triggers}
     for (title, caption), names in zip(captions.items(), (of_tokens, known), strict=True):
-        places_found = enumerate(found["places"])
-        lines = [(str(place), *(round(float(found[name][n]), 4) for name in names)) for n, place in places_found]
+        numbered = enumerate(data["places"])
+        lines = [(str(place), *(round(float(data[name][n]), 4) for name in names)) for n, place in numbered]
         yield Table(title, caption, ("memory", *(name.replace("_", " ") for name in names)), lines)
 
 
-def _keys_table(lm, found: dict, place: str, keys: int = 12) -> Table:
+def _keys_table(lm, data: dict, place: str, keys: int = 12) -> Table:
     """The keys with the largest coefficients: their first triggers, and the value's most likely tokens."""
-    order = np.argsort(-found[f"{place}/coefficients"][:, 0], kind="stable")
-    order = order[found[f"{place}/triggers"][order, 0] >= 0][:keys]
+    order = np.argsort(-data[f"{place}/coefficients"][:, 0], kind="stable")
+    order = order[data[f"{place}/triggers"][order, 0] >= 0][:keys]
     lines = []
     for key in order:
-        chosen = found[f"{place}/triggers"][key][:SHOWN]
-        triggers = [trigger(lm, found["tokens"], int(at), 0.0) for at in chosen if at >= 0]
+        chosen = data[f"{place}/triggers"][key][:SHOWN]
+        triggers = [trigger(lm, data["tokens"], int(at), 0.0) for at in chosen if at >= 0]
         prefixes = " | ".join(f"{each.before[-40:]}>{each.token}<" for each in triggers)
-        words = " ".join(f"'{text(lm, [token])}'" for token in found[f"{place}/value_tokens"][key])
+        words = " ".join(f"'{text(lm, [token])}'" for token in data[f"{place}/value_tokens"][key])
         lines.append((str(key), prefixes, words))
     caption = f"the {len(lines)} keys with the largest coefficients; the last token of a trigger is in ><"
     return Table(f"Keys of {place}", caption, ("key", "triggers", "value"), lines)

@@ -52,19 +52,19 @@ def norms(lm, data=None, count: int = ROWS, length: int = 0) -> Result:
     tokens_NL = rows(lm, data, count, length)
     mixers = lm.config.sublayers(has="attends")
     values = measure(lm, tokens_NL, mixers, SITES, vectors, title="inputs and keys")
-    found: dict[str, dict[str, np.ndarray]] = {}
+    figures: dict[str, dict[str, np.ndarray]] = {}
     with stage("hidden vectors", len(mixers), "layers") as progress:
         for each in mixers:
             of_mixer = {name: value[each.path] for name, value in values.items() if each.path in value}
             for name, value in _of_mixer(lm, each, of_mixer).items():
-                found.setdefault(name, {})[each.path] = value
+                figures.setdefault(name, {})[each.path] = value
             progress.update(1)
-    per_row = {name: by_layer(value, mixers, lm.config.depth).swapaxes(0, 1) for name, value in found.items()}
-    data_found = {name: mean_of_known(value, 0) for name, value in per_row.items()}
+    per_row = {name: by_layer(value, mixers, lm.config.depth).swapaxes(0, 1) for name, value in figures.items()}
+    arrays = {name: mean_of_known(value, 0) for name, value in per_row.items()}
     summary = {TITLES[name]: mean_interval(mean_of_known(v.reshape(len(v), -1), 1)) for name, v in per_row.items()}
-    data_found |= {f"{name}_rows": value for name, value in per_row.items()}
+    arrays |= {f"{name}_rows": value for name, value in per_row.items()}
     line = about(lm, tokens_NL, data)
-    return Result("norms", line, lm.step, data_found, summary, _pictures(data_found), (_table(data_found),))
+    return Result("norms", line, lm.step, arrays, summary, _pictures(arrays), (_table(arrays),))
 
 
 def vectors(values: dict) -> dict:
@@ -76,7 +76,7 @@ def _of_mixer(lm, mixer: Sublayer, values: dict) -> dict[str, np.ndarray]:
     """{name: [rows] or [rows, heads]} of a layer from its vectors [rows, L, ...]."""
     values = {name: np.asarray(value, np.float64) for name, value in values.items()}
     before, after = values["before"], values["in"]
-    found = {
+    figures = {
         "angle_before": angle(before).mean(1),
         "angle_after": angle(after).mean(1),
         "projected": projected(before).mean(1),
@@ -90,8 +90,8 @@ def _of_mixer(lm, mixer: Sublayer, values: dict) -> dict[str, np.ndarray]:
     query = values.get("unrotated_query", values["query"])
     if key_DGK is not None and key_DGK.shape[-1] == query.shape[-1]:
         key_DHK = np.repeat(np.asarray(key_DGK, np.float64), query.shape[2] // key_DGK.shape[1], 1)
-        found["angle_query"] = angle(np.einsum("blhk,dhk->blhd", query, key_DHK)).mean(1)
-    return found
+        figures["angle_query"] = angle(np.einsum("blhk,dhk->blhd", query, key_DHK)).mean(1)
+    return figures
 
 
 def angle(x) -> np.ndarray:

@@ -48,24 +48,24 @@ class Panel:
 
     def __call__(self, params: dict) -> dict[str, list[float]]:
         """{figure: a number for each layer}, NaN for a layer without it. Every process must call this."""
-        found = jax.device_get(self._measure(params, *self._rows))
-        of_all = {name: value_N.tolist() for name, value_N in found.pop("depth").items()}
+        figures = jax.device_get(self._measure(params, *self._rows))
+        of_all = {name: value_N.tolist() for name, value_N in figures.pop("depth").items()}
         for layer in layers.layers(self._model):
-            for name, value_R in found.get(layer.stack, {}).items():
+            for name, value_R in figures.get(layer.stack, {}).items():
                 of_all.setdefault(name, [np.nan] * self._model.depth)[layer.number] = float(value_R[layer.index])
         return {name: of_all[name] for name in CAPTIONS if name in of_all}
 
 
 def _measure(model: ModelConfig, params: dict, tokens_BL, repeated_BL) -> dict:
     """{stack: {figure: [R]}, "depth": {figure: [N]}}."""
-    found = _of_stacks(model, params, tokens_BL, VALUES, of_sublayer)
+    figures = _of_stacks(model, params, tokens_BL, VALUES, of_sublayer)
     if half := repeated_BL.shape[1] // 2:
         repeated = _of_stacks(model, params, repeated_BL, {"mixer": ("weights",)}, partial(induction, half=half))
-        found = {stack: values | repeated.get(stack, {}) for stack, values in found.items()}
-    found["depth"] = {}
+        figures = {stack: values | repeated.get(stack, {}) for stack, values in figures.items()}
+    figures["depth"] = {}
     if not has_lens(model):
-        found["depth"]["lens_agreement"] = by_depth(model, params, None, tokens_BL)["agreement"].mean(0)
-    return found
+        figures["depth"]["lens_agreement"] = by_depth(model, params, None, tokens_BL)["agreement"].mean(0)
+    return figures
 
 
 def _of_stacks(model: ModelConfig, params: dict, tokens_BL, of_role: dict[str, tuple[str, ...]], summary) -> dict:
@@ -77,33 +77,33 @@ def _of_stacks(model: ModelConfig, params: dict, tokens_BL, of_role: dict[str, t
 
 
 def _means(of_sublayers: Iterable[dict]) -> dict:
-    found: dict[str, list] = {}
+    by_name: dict[str, list] = {}
     for figures in of_sublayers:
         for name, value_R in figures.items():
-            found.setdefault(name, []).append(value_R)
-    return {name: sum(values) / len(values) for name, values in found.items()}
+            by_name.setdefault(name, []).append(value_R)
+    return {name: sum(values) / len(values) for name, values in by_name.items()}
 
 
 def of_sublayer(values: dict) -> dict:
     """{figure: number} of the recorded values of one sublayer."""
-    found = {}
+    figures = {}
     if weights := statistics(values, sink=False):
-        found["attention_entropy"] = jnp.nanmean(weights["entropy"])
-        found["first_token"] = weights["first"].mean()
-        found["previous_token"] = weights["previous"].mean(0).max()
+        figures["attention_entropy"] = jnp.nanmean(weights["entropy"])
+        figures["first_token"] = weights["first"].mean()
+        figures["previous_token"] = weights["previous"].mean(0).max()
     if "before" in values:  # of a mixer
         x_BLD = wide(values["before"])
         share_BL = x_BLD.sum(-1) ** 2 / jnp.maximum(x_BLD.shape[-1] * (x_BLD**2).sum(-1), jnp.finfo(x_BLD.dtype).tiny)
-        found["along_ones"] = share_BL.mean()
+        figures["along_ones"] = share_BL.mean()
     elif "coefficients" in values:
         m = wide(values["coefficients"])
-        found["positive_coefficients"] = (m > 0).mean(dtype=m.dtype)
+        figures["positive_coefficients"] = (m > 0).mean(dtype=m.dtype)
     if routed := choices(values):
-        found["router_entropy"] = routed["entropy"].mean()
-    return found
+        figures["router_entropy"] = routed["entropy"].mean()
+    return figures
 
 
 def induction(values: dict, half: int) -> dict:
     """{"induction": number} of one layer, on rows whose second half repeats the first."""
-    found = repetition(values, half)
-    return {"induction": found["induction"].mean(0).max()} if found else {}
+    figures = repetition(values, half)
+    return {"induction": figures["induction"].mean(0).max()} if figures else {}

@@ -59,23 +59,23 @@ def patching(lm, clean, corrupted, answers=None, sites: tuple[str, ...] = (), re
     metrics = [float(_metric(lm.config, lm.params, each, np.array(answers), Request())[0]) for each in tokens]
     if metrics[0] == metrics[1]:
         raise UserError(f"both prompts have the same difference of logits of {answers}: patching has nothing to explain")
-    found = {"clean": metrics[0], "corrupted": metrics[1]}
+    data = {"clean": metrics[0], "corrupted": metrics[1]}
     with stage("patching", len(sites), "sites") as progress:
         for site in sites:
             exact = effects(lm, tokens[0], tokens[1], site, answers)
             linear = attribution(lm, tokens[0], tokens[1], site, answers)
             span = metrics[0] - metrics[1]
-            found[site], found[f"attribution/{site}"] = (exact - metrics[1]) / span, linear / span
+            data[site], data[f"attribution/{site}"] = (exact - metrics[1]) / span, linear / span
             both = np.isfinite(exact)
-            pair = found[site][both], found[f"attribution/{site}"][both]
-            found[f"correlation/{site}"] = float(np.corrcoef(*pair)[0, 1]) if pair[0].std() and pair[1].std() else np.nan
+            pair = data[site][both], data[f"attribution/{site}"][both]
+            data[f"correlation/{site}"] = float(np.corrcoef(*pair)[0, 1]) if pair[0].std() and pair[1].std() else np.nan
             progress.update(1)
-    found["paths"] = (paths(lm, *tokens, receiver, answers) - metrics[1]) / (metrics[0] - metrics[1])
-    summary = {name: (value, np.nan) for name, value in found.items() if np.ndim(value) == 0}
+    data["paths"] = (paths(lm, *tokens, receiver, answers) - metrics[1]) / (metrics[0] - metrics[1])
+    summary = {name: (value, np.nan) for name, value in data.items() if np.ndim(value) == 0}
     line = about(lm, tokens[1], tokens[1])
     texts = [shown(lm.tokenizer, [token]) for token in tokens[1][0]]
-    pictures = (*_pictures(found, sites, texts), _paths_picture(lm.config, found["paths"], receiver))
-    return Result("patching", line, lm.step, found, summary, pictures, (_table(found, sites, texts),))
+    pictures = (*_pictures(data, sites, texts), _paths_picture(lm.config, data["paths"], receiver))
+    return Result("patching", line, lm.step, data, summary, pictures, (_table(data, sites, texts),))
 
 
 def two_answers(lm, tokens: list[np.ndarray], answers) -> tuple[int, int]:
@@ -92,10 +92,10 @@ def two_answers(lm, tokens: list[np.ndarray], answers) -> tuple[int, int]:
         raise UserError(f"answers={answers!r} is not allowed: this model has no tokenizer; give two ids")
     ids: list = []
     for answer in answers:
-        found = lm.tokenizer.encode(answer.encode()).tolist() if isinstance(answer, str) else [int(answer)]
-        if len(found) != 1:
-            raise UserError(f"answer {answer!r} is not allowed: it must be one token, and it is {len(found)}")
-        ids += found
+        of_answer = lm.tokenizer.encode(answer.encode()).tolist() if isinstance(answer, str) else [int(answer)]
+        if len(of_answer) != 1:
+            raise UserError(f"answer {answer!r} is not allowed: it must be one token, and it is {len(of_answer)}")
+        ids += of_answer
     if len(ids) != 2 or ids[0] == ids[1] or not all(0 <= each < lm.config.vocab_size for each in ids):
         raise UserError(f"answers={answers!r} is not allowed: it must be two different tokens")
     return ids[0], ids[1]
@@ -112,34 +112,34 @@ def _require_tokens(model: ModelConfig, sites: tuple[str, ...]) -> None:
 
 def default_sites(model: ModelConfig) -> tuple[str, ...]:
     """The residual stream after each block, and what each sublayer writes."""
-    found = []
+    sites = []
     for number in {layer.block: layer.number for layer in layers.layers(model)}.values():  # a layer of each block
         names = [each.name for each in model.sublayers(layer=number)]
-        found += [f"{names[-1]}.residual", *(f"{name}.out" for name in names)]
-    return tuple(dict.fromkeys(found))
+        sites += [f"{names[-1]}.residual", *(f"{name}.out" for name in names)]
+    return tuple(dict.fromkeys(sites))
 
 
 def effects(lm, clean_BL, corrupted_BL, site: str, answers) -> np.ndarray:
     """[N, L]: the metric of the corrupted pass with the value of each layer and token from the clean one."""
     length = clean_BL.shape[1]
-    found = np.full((lm.config.depth, length), np.nan)
+    effect_NL = np.full((lm.config.depth, length), np.nan)
     for stack, numbers in stacks_of(lm.config, site).items():
         cases = [(r, position) for r in range(len(numbers)) for position in range(length)]
         pad = -len(cases) % TOGETHER
         layer_C, position_C = np.array([*cases, *cases[:1] * pad]).T
         arguments = (lm.config, stack, site, lm.params, clean_BL, corrupted_BL, np.array(answers), layer_C, position_C)
         metrics_C = np.asarray(_patched(*arguments), np.float64)[: len(cases)]
-        found[numbers] = metrics_C.reshape(len(numbers), length)
-    return found
+        effect_NL[numbers] = metrics_C.reshape(len(numbers), length)
+    return effect_NL
 
 
 def attribution(lm, clean_BL, corrupted_BL, site: str, answers) -> np.ndarray:
     """[N, L]: the linear approximation of the change of the metric by each value of the clean pass."""
-    found = np.full((lm.config.depth, clean_BL.shape[1]), np.nan)
+    effect_NL = np.full((lm.config.depth, clean_BL.shape[1]), np.nan)
     for stack, numbers in stacks_of(lm.config, site).items():
         arguments = (lm.config, stack, site, lm.params, clean_BL, corrupted_BL, np.array(answers))
-        found[numbers] = np.asarray(_linear(*arguments), np.float64)
-    return found
+        effect_NL[numbers] = np.asarray(_linear(*arguments), np.float64)
+    return effect_NL
 
 
 def paths(lm, clean_BL, corrupted_BL, receiver: str, answers) -> np.ndarray:
@@ -156,16 +156,16 @@ def paths(lm, clean_BL, corrupted_BL, receiver: str, answers) -> np.ndarray:
     beside = readers_beside(lm.config, receiver)
     kept = lm.capture(corrupted_BL, beside) if names and beside else {}
     columns = _columns(lm.config)
-    found = np.full((lm.config.depth, max(columns.values()) + 1), np.nan)
+    difference_NC = np.full((lm.config.depth, max(columns.values()) + 1), np.nan)
     with stage(f"paths to {receiver}", len(names), "sublayers") as progress:
         for name in names:
             fixed = corrupted | {name: clean[name]}
             read = lm.capture(corrupted_BL, "final" if receiver == "final" else f"{receiver}.in", replace=fixed)
             logits_BLV = np.asarray(lm(corrupted_BL, replace=read | kept), np.float64)
-            path = name.removesuffix(".out")
-            found[int(path.split(".")[1]), columns[path]] = logits_BLV[0, -1, answers[0]] - logits_BLV[0, -1, answers[1]]
+            path, logits_V = name.removesuffix(".out"), logits_BLV[0, -1]
+            difference_NC[int(path.split(".")[1]), columns[path]] = logits_V[answers[0]] - logits_V[answers[1]]
             progress.update(1)
-    return found
+    return difference_NC
 
 
 def _columns(model: ModelConfig) -> dict[str, int]:
@@ -186,11 +186,11 @@ def readers_beside(model: ModelConfig, receiver: str) -> list[str]:
 def stacks_of(model: ModelConfig, site: str) -> dict[str, list[int]]:
     """{stack: numbers of its layers} of the stacks that have a site. Raises UserError if none has it."""
     numbers = [int(tap.split(".")[1]) for tap, _ in matching(model, [f"blocks.*.{site}"]).values()]
-    found: dict[str, list[int]] = {}
+    by_stack: dict[str, list[int]] = {}
     for layer in layers.layers(model):
         if layer.number in numbers:
-            found.setdefault(layer.stack, []).append(layer.number)
-    return found
+            by_stack.setdefault(layer.stack, []).append(layer.number)
+    return by_stack
 
 
 @partial(jax.jit, static_argnums=0)
@@ -237,9 +237,9 @@ def _linear(model, stack: str, site: str, params, clean_BL, corrupted_BL, answer
     return products.sum([axis for axis in range(products.ndim) if axis not in (0, 2)])
 
 
-def _pictures(found: dict, sites: tuple[str, ...], texts: list[str]) -> tuple[HeatMap, ...]:
+def _pictures(data: dict, sites: tuple[str, ...], texts: list[str]) -> tuple[HeatMap, ...]:
     caption = "effect of patching at a token of the corrupted prompt: 1 restores the clean prompt's metric"
-    return tuple(HeatMap(site, caption, found[site], "layer", "token", -1.0, 1.0, tuple(texts)) for site in sites)
+    return tuple(HeatMap(site, caption, data[site], "layer", "token", -1.0, 1.0, tuple(texts)) for site in sites)
 
 
 def _paths_picture(model: ModelConfig, paths, receiver: str) -> HeatMap:
@@ -249,13 +249,13 @@ def _paths_picture(model: ModelConfig, paths, receiver: str) -> HeatMap:
     return HeatMap(f"Direct paths to {receiver}", caption, paths, "layer", "sublayer", -1.0, 1.0, columns)
 
 
-def _table(found: dict, sites: tuple[str, ...], texts: list[str]) -> Table:
+def _table(data: dict, sites: tuple[str, ...], texts: list[str]) -> Table:
     """The strongest places of each site."""
     lines = []
     for site in sites:
-        best = np.argsort(-np.abs(np.nan_to_num(found[site])).ravel())[:3]
+        best = np.argsort(-np.abs(np.nan_to_num(data[site])).ravel())[:3]
         places = [divmod(int(at), len(texts)) for at in best]
-        cells = [f"{layer}, {at} '{texts[at]}': {found[site][layer, at]:.3f}" for layer, at in places]
-        lines.append((site, *cells, round(found[f"correlation/{site}"], 4)))
+        cells = [f"{layer}, {at} '{texts[at]}': {data[site][layer, at]:.3f}" for layer, at in places]
+        lines.append((site, *cells, round(data[f"correlation/{site}"], 4)))
     titles = ("site", "1", "2", "3", "correlation with attribution patching")
     return Table("Strongest places", "layer, token of the corrupted prompt: effect", titles, lines)

@@ -28,14 +28,14 @@ def patterns(lm, tokens_NL, at_KT, value_token_K, seed: int = 0) -> dict[str, fl
     real_KT = at_KT >= 0
     random_KT = np.where(real_KT, rng.integers(tokens_NL.size, size=at_KT.shape), -1)
     some_K = np.sort(rng.permutation(np.flatnonzero(real_KT.any(1)))[:WORDS])
-    found = {}
+    figures = {}
     for name, chosen_KT in (("", at_KT), ("_random", random_KT)):
         last_KT, two_KT = ends(tokens_NL, chosen_KT)
-        found[f"shared{name}"] = _shared(last_KT, real_KT)
-        found[f"shared_2{name}"] = _shared(two_KT, real_KT)
+        figures[f"shared{name}"] = _shared(last_KT, real_KT)
+        figures[f"shared_2{name}"] = _shared(two_KT, real_KT)
         if lm.tokenizer:
-            found[f"shared_word{name}"] = _shared(words(lm, tokens_NL, chosen_KT[some_K]), real_KT[some_K])
-    return found | agreement(tokens_NL, at_KT[:, 0], value_token_K, rng)
+            figures[f"shared_word{name}"] = _shared(words(lm, tokens_NL, chosen_KT[some_K]), real_KT[some_K])
+    return figures | agreement(tokens_NL, at_KT[:, 0], value_token_K, rng)
 
 
 def ends(tokens_NL, at_KT) -> tuple[np.ndarray, np.ndarray]:
@@ -49,13 +49,13 @@ def ends(tokens_NL, at_KT) -> tuple[np.ndarray, np.ndarray]:
 def words(lm, tokens_NL, at_KT) -> np.ndarray:
     """[K, T]: a number for the last word of each trigger; different negative ones for triggers without a word."""
     numbers: dict[str, int] = {}
-    found = -1 - np.arange(at_KT.size).reshape(at_KT.shape)
+    word_KT = -1 - np.arange(at_KT.size).reshape(at_KT.shape)
     for place, at in np.ndenumerate(at_KT):
         row, position = divmod(int(at), tokens_NL.shape[1])
         text = plain(lm.tokenizer, tokens_NL[row, max(position - REACH, 0) : position + 1])
         if word := re.findall(r"\w+", text.casefold())[-1:]:
-            found[place] = numbers.setdefault(word[0], len(numbers))
-    return found
+            word_KT[place] = numbers.setdefault(word[0], len(numbers))
+    return word_KT
 
 
 def _shared(x_KT, real_KT) -> float:

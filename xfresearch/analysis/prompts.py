@@ -59,7 +59,7 @@ def padded(rows, length: int = 0) -> np.ndarray:
     """int32[N, L] of sequences of tokens, with zeros at the end. A causal model does not read them. L is `length`, or the
     longest sequence's rounded up to a multiple of ROUND, so that few programs are compiled."""
     length = length or -(-max(map(len, rows)) // ROUND) * ROUND
-    found = np.zeros((len(rows), length), np.int32)
+    tokens_BL = np.zeros((len(rows), length), np.int32)
     for number, row in enumerate(rows):
-        found[number, : len(row)] = row
-    return found
+        tokens_BL[number, : len(row)] = row
+    return tokens_BL

@@ -59,16 +59,16 @@ def recall(lm, facts: Sequence[Fact] | None = None, data: str | None = None) -> 
     if not known:
         raise UserError("facts=[] is not allowed: it must have at least one fact")
     relations = list(dict.fromkeys(fact.relation for fact in known))
-    found: dict[str, np.ndarray] = {"relation": np.array([relations.index(fact.relation) for fact in known])}
+    arrays: dict[str, np.ndarray] = {"relation": np.array([relations.index(fact.relation) for fact in known])}
     measured = _of_facts(lm, known)
     for field, name in (("prompts", ""), ("held_out", "_held_out")):
-        found["recalled" + name] = measured[field][0]
-        found["probability" + name] = measured[field][1]
-    summary = {name.replace("_", " "): mean_interval(value) for name, value in found.items() if name != "relation"}
+        arrays["recalled" + name] = measured[field][0]
+        arrays["probability" + name] = measured[field][1]
+    summary = {name.replace("_", " "): mean_interval(value) for name, value in arrays.items() if name != "relation"}
     line = f"{model_line(lm.config, lm.run.sequence_length)}; step {lm.step}; {len(known):,} facts of "
     line += "the given ones" if facts is not None else corpus
-    tables = (_table(known, relations, found),)
-    return Result("recall", line, lm.step, found, summary, (_picture(relations, found),), tables)
+    tables = (_table(known, relations, arrays),)
+    return Result("recall", line, lm.step, arrays, summary, (_picture(relations, arrays),), tables)
 
 
 def score(lm, prompts: Sequence[str], objects: Sequence[str], title: str = "recall") -> Scores:
@@ -134,34 +134,34 @@ def _of_facts(lm, known: list[Fact]) -> dict[str, tuple[np.ndarray, np.ndarray]]
     """{field: (recalled [facts], probability [facts])}, means over the prompts of each fact; NaN for a fact without any."""
     asked = [(number, field, text) for number, fact in enumerate(known) for field in KINDS for text in getattr(fact, field)]
     scores = score(lm, [text for _, _, text in asked], [known[number].object for number, _, _ in asked])
-    found = {}
+    means = {}
     for field in KINDS:
         chosen = np.array([row for row, (_, of, _) in enumerate(asked) if of == field], int)
         of_fact = np.array([asked[row][0] for row in chosen], int)
         count = np.bincount(of_fact, minlength=len(known)).astype(float)
         count[count == 0] = np.nan
         values = scores.recalled[chosen], np.exp(scores.log_probability[chosen])
-        found[field] = tuple(np.bincount(of_fact, value, len(known)) / count for value in values)
-    return found
+        means[field] = tuple(np.bincount(of_fact, value, len(known)) / count for value in values)
+    return means
 
 
-def _table(known: list[Fact], relations: list[str], found: dict) -> Table:
+def _table(known: list[Fact], relations: list[str], data: dict) -> Table:
     columns = ("relation", "facts", "recalled", "+-", "held out", "+-", "probability", "held out", "by chance")
     lines = []
     for number, relation in enumerate(relations):
-        of = found["relation"] == number
+        of = data["relation"] == number
         objects = Counter(fact.object for fact in known if fact.relation == relation)
-        recalled, held_out = (mean_interval(found[name][of]) for name in ("recalled", "recalled_held_out"))
-        probabilities = (mean_of_known(found[name][of]) for name in ("probability", "probability_held_out"))
+        recalled, held_out = (mean_interval(data[name][of]) for name in ("recalled", "recalled_held_out"))
+        probabilities = (mean_of_known(data[name][of]) for name in ("probability", "probability_held_out"))
         cells = (*recalled, *held_out, *probabilities, max(objects.values()) / int(of.sum()))
         lines.append((relation, int(of.sum()), *(round(float(cell), 4) for cell in cells)))
     about = f"recalled: share of the facts; held out: on paraphrases not in training; {PLUS_MINUS}"
     return Table("Relations", about, columns, lines)
 
 
-def _picture(relations: list[str], found: dict) -> HeatMap:
+def _picture(relations: list[str], data: dict) -> HeatMap:
     names = ("recalled", "recalled_held_out")
-    means = np.array([[mean_of_known(found[name][found["relation"] == n]) for name in names] for n in range(len(relations))])
+    means = np.array([[mean_of_known(data[name][data["relation"] == n]) for name in names] for n in range(len(relations))])
     texts = tuple(tuple(f"{value:.3f}" for value in row) for row in means)
     caption = "share of the facts, by the number of the relation in the table"
     return HeatMap("Recall", caption, means, "relation", "prompts", 0.0, 1.0, ("trained", "held out"), texts)

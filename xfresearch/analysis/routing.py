@@ -53,27 +53,27 @@ def routing(lm, data=None, count: int = ROWS, length: int = 0, seed: int = 0, co
     mixtures = chosen_by_tokens(lm.config)
     values = measure(lm, tokens_NL, mixtures, SITES, choices, title="routing")
     bias = biases(lm)
-    found: dict[str, dict[str, np.ndarray]] = {}
+    figures: dict[str, dict[str, np.ndarray]] = {}
     for path in values["chosen"]:
         of_mixture = {name: value[path] for name, value in values.items() if path in value}
         for name, value in of_rows(of_mixture, bias[path], tokens_NL, seed, corpus_N).items():
-            found.setdefault(name, {})[path] = value
+            figures.setdefault(name, {})[path] = value
     if against is not None:
         other = measure(against, tokens_NL, mixtures, SITES, choices, title=f"routing of step {against.step}")["chosen"]
-        found["kept"] = {path: kept(chosen, other[path]) for path, chosen in values["chosen"].items()}
-    of_layers = {name: by_layer(value, mixtures, lm.config.depth) for name, value in found.items()}
-    per_row = {name: of_layers[name].T for name in OF_ROWS if name in found}
-    data_found = {name: value for name, value in of_layers.items() if name not in per_row}
+        figures["kept"] = {path: kept(chosen, other[path]) for path, chosen in values["chosen"].items()}
+    of_layers = {name: by_layer(value, mixtures, lm.config.depth) for name, value in figures.items()}
+    per_row = {name: of_layers[name].T for name in OF_ROWS if name in figures}
+    arrays = {name: value for name, value in of_layers.items() if name not in per_row}
     if several(mixtures):
-        data_found["places"] = np.array([each.path for each in mixtures])
+        arrays["places"] = np.array([each.path for each in mixtures])
     if corpora:
-        data_found["corpus_load"] = data_found["corpus_load"].swapaxes(0, 1)
-    data_found |= {name: mean_of_known(value, 0) for name, value in per_row.items()}
+        arrays["corpus_load"] = arrays["corpus_load"].swapaxes(0, 1)
+    arrays |= {name: mean_of_known(value, 0) for name, value in per_row.items()}
     summary = {name: mean_interval(mean_of_known(value, 1)) for name, value in per_row.items()}
-    summary |= {name.replace("_", " "): (float(mean_of_known(data_found[name])), np.nan) for name in OF_ALL if name in found}
-    data_found |= {f"{name}_rows": value for name, value in per_row.items()}
+    summary |= {name.replace("_", " "): (float(mean_of_known(arrays[name])), np.nan) for name in OF_ALL if name in figures}
+    arrays |= {f"{name}_rows": value for name, value in per_row.items()}
     line = about(lm, tokens_NL, data) + "".join(f", {each if isinstance(each, str) else 'other tokens'}" for each in corpora)
-    return Result("routing", line, lm.step, data_found, summary, _pictures(data_found), (_table(data_found),))
+    return Result("routing", line, lm.step, arrays, summary, _pictures(arrays), (_table(arrays),))
 
 
 def chosen_by_tokens(model: ModelConfig) -> list[Sublayer]:
@@ -88,17 +88,17 @@ def choices(values: dict) -> dict:
     scores_BLE = wide(values["router_probabilities"])
     p_BLE = scores_BLE / scores_BLE.sum(-1, keepdims=True)
     entropy_BL = -jax.scipy.special.xlogy(p_BLE, p_BLE).sum(-1)
-    found = {"chosen": values["chosen"], "scores": scores_BLE, "entropy": entropy_BL}
-    return found | ({"dropped": values["dropped"]} if "dropped" in values else {})
+    of_tokens = {"chosen": values["chosen"], "scores": scores_BLE, "entropy": entropy_BL}
+    return of_tokens | ({"dropped": values["dropped"]} if "dropped" in values else {})
 
 
 def biases(lm) -> dict[str, np.ndarray]:
     """{path of a mixture: [E]}: what the choice of experts adds to the scores; 0 without balance='bias'."""
-    found = {}
+    by_path = {}
     for each in lm.config.sublayers(has="mixture"):
         bias_RE = lm.params["blocks"][each.layer.stack][each.name].get("router_bias")
-        found[each.path] = np.float32(0) if bias_RE is None else np.asarray(bias_RE[each.layer.index])
-    return found
+        by_path[each.path] = np.float32(0) if bias_RE is None else np.asarray(bias_RE[each.layer.index])
+    return by_path
 
 
 def of_rows(values: dict, bias_E, tokens_BL, seed: int, corpus_B=None) -> dict[str, np.ndarray]:
@@ -114,7 +114,7 @@ def of_rows(values: dict, bias_E, tokens_BL, seed: int, corpus_B=None) -> dict[s
     ranked_BLE = np.sort(scores_BLE + bias_E, -1)
     length = first_BL.shape[1]
     parts_BL = np.broadcast_to(np.arange(length) * PARTS // length, first_BL.shape)
-    found = {
+    figures = {
         "load": load_E,
         "mass": (scores_BLE / scores_BLE.sum(-1, keepdims=True)).mean((0, 1)),
         "busiest": load_E.max() * E,
@@ -125,10 +125,10 @@ def of_rows(values: dict, bias_E, tokens_BL, seed: int, corpus_B=None) -> dict[s
         "margin": (ranked_BLE[..., -k] - ranked_BLE[..., -min(k + 1, E)]).mean(1),
     }
     if corpus_B is not None:
-        found["by_corpus"] = information(first_BL, np.broadcast_to(corpus_B[:, None], first_BL.shape), seed)
+        figures["by_corpus"] = information(first_BL, np.broadcast_to(corpus_B[:, None], first_BL.shape), seed)
         of_row_BLE = chosen_TE.reshape(*first_BL.shape, E) / k
-        found["corpus_load"] = np.stack([of_row_BLE[corpus_B == corpus].mean((0, 1)) for corpus in np.unique(corpus_B)])
-    return found | ({"dropped": values["dropped"].mean((1, 2))} if "dropped" in values else {})
+        figures["corpus_load"] = np.stack([of_row_BLE[corpus_B == corpus].mean((0, 1)) for corpus in np.unique(corpus_B)])
+    return figures | ({"dropped": values["dropped"].mean((1, 2))} if "dropped" in values else {})
 
 
 def information(a, b, seed: int) -> np.ndarray:
@@ -171,10 +171,10 @@ def _pictures(data: dict) -> tuple[HeatMap, ...]:
 
 def _table(data: dict) -> Table:
     names = [name for name in (*OF_ALL, *OF_ROWS) if name in data]
-    found = [
+    lines = [
         (str(data["places"][n] if "places" in data else n), *(round(float(data[name][n]), 4) for name in names))
         for n in range(len(data["busiest"]))
         if not np.isnan(data["busiest"][n])
     ]
     title, row = ("Mixtures", "mixture") if "places" in data else ("Layers", "layer")
-    return Table(title, "entropy in nats, information in bits", (row, *(n.replace("_", " ") for n in names)), found)
+    return Table(title, "entropy in nats, information in bits", (row, *(n.replace("_", " ") for n in names)), lines)

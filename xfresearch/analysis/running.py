@@ -39,10 +39,10 @@ def _of_corpus(lm: LanguageModel, corpus: str, count: int, length: int, split: s
         check_length(lm.config, length)
         examples_NL: np.ndarray = open_data_set(corpus, length).examples(split or lm.run.evaluation.split, length)[0]
         return examples_NL[:count]
-    found = list(lm.batches(corpus, split, batch_size=count, length=length, limit=count))
-    if not found or not len(found[0]):
+    taken = list(lm.batches(corpus, split, batch_size=count, length=length, limit=count))
+    if not taken or not len(taken[0]):
         raise UserError(f"data={corpus!r} has no row of {length} tokens: give a smaller length")
-    return found[0]
+    return taken[0]
 
 
 def repeated(lm: LanguageModel, count: int, rows: int = BATCH, seed: int = 0) -> np.ndarray:
@@ -80,7 +80,7 @@ def measure(
                     parts.setdefault(name, {}).setdefault(each.path, []).append(np.asarray(value[each.layer.index]))
             progress.update(len(tokens_BL))
     return {
-        name: {path: np.concatenate(found)[: len(tokens_NL)] for path, found in by_path.items()}
+        name: {path: np.concatenate(of_batches)[: len(tokens_NL)] for path, of_batches in by_path.items()}
         for name, by_path in parts.items()
     }
 
@@ -91,11 +91,11 @@ def of_sublayers(summary: Callable[[dict[str, Any]], dict[str, Any]]) -> Callabl
     one object for each summary, so that calls share a compiled program."""
 
     def of_layer(values: dict[str, Any]) -> dict[str, Any]:
-        found: dict[str, dict[str, Any]] = {}
+        figures: dict[str, dict[str, Any]] = {}
         for site, value in values.items():
             name, _, rest = site.partition(".")
-            found.setdefault(name, {})[rest] = value
-        return {name: summary(of_sublayer) for name, of_sublayer in found.items()}
+            figures.setdefault(name, {})[rest] = value
+        return {name: summary(of_sublayer) for name, of_sublayer in figures.items()}
 
     return of_layer
 
@@ -114,7 +114,7 @@ def _measure(
     tokens_BL: jax.Array,
 ) -> dict[str, Any]:
     taps = Request(request(model, names).record, summary=summary)
-    return {stack: found for stack, found in forward(model, params, tokens_BL, taps)[1].captures.items() if stack}
+    return {stack: values for stack, values in forward(model, params, tokens_BL, taps)[1].captures.items() if stack}
 
 
 def batches(tokens_NL: np.ndarray, batch: int) -> Iterator[np.ndarray]:
@@ -130,11 +130,11 @@ def by_layer(values: dict[str, np.ndarray], sublayers: list[Sublayer], depth: in
     computation, if a layer has several. NaN where a sublayer has fewer heads than others, or a layer no value at all."""
     shape = np.max([value.shape for value in values.values()], 0)
     rows = {each.path: number if several(sublayers) else each.layer.number for number, each in enumerate(sublayers)}
-    found = np.full((len(sublayers) if several(sublayers) else depth, *shape), np.nan)
+    of_layers = np.full((len(sublayers) if several(sublayers) else depth, *shape), np.nan)
     for path, value in values.items():
         own: tuple[Any, ...] = (rows[path], *(slice(size) for size in value.shape))
-        found[own] = value
-    return found
+        of_layers[own] = value
+    return of_layers
 
 
 def several(sublayers: list[Sublayer]) -> bool:

@@ -134,12 +134,12 @@ def largest(z_TF, count: int):
     which takes ten times as long on a CPU."""
     bits_TF = jax.lax.bitcast_convert_type(jax.lax.stop_gradient(z_TF), jnp.int32)
 
-    def bit(number, found):
-        higher = found | (1 << (30 - number))
-        return jnp.where((bits_TF >= higher).sum() >= count, higher, found)
+    def bit(number, threshold):
+        higher = threshold | (1 << (30 - number))
+        return jnp.where((bits_TF >= higher).sum() >= count, higher, threshold)
 
-    found = jax.lax.fori_loop(0, 31, bit, jnp.int32(0))
-    return jnp.where(bits_TF >= found, z_TF, 0.0), jax.lax.bitcast_convert_type(found, jnp.float32)
+    threshold = jax.lax.fori_loop(0, 31, bit, jnp.int32(0))
+    return jnp.where(bits_TF >= threshold, z_TF, 0.0), jax.lax.bitcast_convert_type(threshold, jnp.float32)
 
 
 @jax.jit

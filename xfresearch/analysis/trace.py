@@ -75,9 +75,9 @@ def trace(
     records, prompts = known(lm, given, count)
     window = window or max(1, round(SHARE * lm.config.depth))
     sigma = noise_of(lm, prompts)
-    found = effects(lm, prompts, window, normal(seed, noise * sigma, samples))
-    clean_F, corrupted_F = (np.array([getattr(each, name) for each in found]) for name in ("clean", "corrupted"))
-    of_facts = {value: by_class(prompts, found, value) for value in found[0].restored}
+    measured = effects(lm, prompts, window, normal(seed, noise * sigma, samples))
+    clean_F, corrupted_F = (np.array([getattr(each, name) for each in measured]) for name in ("clean", "corrupted"))
+    of_facts = {value: by_class(prompts, measured, value) for value in measured[0].restored}
     means = {value: mean_of_known(x_FNC, 0) for value, x_FNC in of_facts.items()}
     summary = {"P(clean)": mean_interval(clean_F), "P(corrupted)": mean_interval(corrupted_F)}
     summary["total effect"] = mean_interval(clean_F - corrupted_F)
@@ -88,7 +88,7 @@ def trace(
     facts |= {f"{value}_p": stands_out(x_FNC) for value, x_FNC in of_facts.items()}
     drawn = f"{samples} draws of noise of {noise:g} x {sigma:.3g}"
     line = f"{len(records)} facts, {drawn}, windows of {window} of {lm.config.depth} layers; step {lm.step}"
-    pictures = (*_pictures(means), *_example(lm, prompts[0], found[0]))
+    pictures = (*_pictures(means), *_example(lm, prompts[0], measured[0]))
     p_values = [(value, float(f"{facts[f'{value}_p']:.2g}")) for value in of_facts]
     last = Table("Does the last token of the subject stand out?", "one-sided paired t test", ("value", "p"), p_values)
     tables = (_classes_table(of_facts), last, _facts_table(records, clean_F, corrupted_F))
@@ -141,19 +141,19 @@ def noise_of(lm, prompts: list[Prompt]) -> float:
 def token_class(prompt: Prompt) -> np.ndarray:
     """[L]: the class of each token, an index of CLASSES; -1 before the subject."""
     at_L = np.arange(len(prompt.tokens))
-    found_L = np.where(at_L < prompt.first, -1, 4)
-    found_L[prompt.first : prompt.last] = 1
-    found_L[prompt.first] = 0
-    found_L[at_L == prompt.last + 1] = 3
-    found_L[-1] = 5
-    found_L[prompt.last] = 2
-    return found_L
+    class_L = np.where(at_L < prompt.first, -1, 4)
+    class_L[prompt.first : prompt.last] = 1
+    class_L[prompt.first] = 0
+    class_L[at_L == prompt.last + 1] = 3
+    class_L[-1] = 5
+    class_L[prompt.last] = 2
+    return class_L
 
 
-def by_class(prompts: list[Prompt], found: list[Effects], value: str) -> np.ndarray:
+def by_class(prompts: list[Prompt], measured: list[Effects], value: str) -> np.ndarray:
     """[F, N, C]: the indirect effects of a value, averaged over the tokens of a class; NaN for a class without tokens."""
     parts = []
-    for prompt, each in zip(prompts, found, strict=True):
+    for prompt, each in zip(prompts, measured, strict=True):
         effect_NL, class_L = each.restored[value] - each.corrupted, token_class(prompt)
         columns = [mean_of_known(effect_NL[:, class_L == number], 1) for number in range(len(CLASSES))]
         parts.append(np.stack(columns, 1))
@@ -167,13 +167,13 @@ def stands_out(x_FNC: np.ndarray, number: int = CLASSES.index("last subject")) -
     mean_NC = mean_of_known(x_FNC[::2], 0)
     known = [c for c in range(len(CLASSES)) if np.isfinite(mean_NC[:, c]).any()]
     best_FC = {c: x_FNC[1::2, int(np.nanargmax(mean_NC[:, c])), c] for c in known}
-    found = []
+    p_values = []
     for other in set(known) - {number} if number in known else ():
         change_F = best_FC[number] - best_FC[other]
         change_F = change_F[np.isfinite(change_F)]
         if len(change_F) > 1:
-            found.append(float(stats.ttest_1samp(change_F, 0.0, alternative="greater").pvalue))
-    return max(found, default=np.nan)
+            p_values.append(float(stats.ttest_1samp(change_F, 0.0, alternative="greater").pvalue))
+    return max(p_values, default=np.nan)
 
 
 def _pictures(means: dict[str, np.ndarray]) -> list[HeatMap]:
@@ -183,14 +183,14 @@ def _pictures(means: dict[str, np.ndarray]) -> list[HeatMap]:
     return [HeatMap(value, caption, mean_NC, "layer", "token", low, most, CLASSES) for value, mean_NC in means.items()]
 
 
-def _example(lm, prompt: Prompt, found: Effects) -> list[HeatMap]:
+def _example(lm, prompt: Prompt, measured: Effects) -> list[HeatMap]:
     """One fact, token by token, as in the paper's figure 1."""
     names = tuple(f"{text}{'*' * (prompt.first <= n <= prompt.last)}" for n, text in enumerate(_texts(lm, prompt.tokens)))
     answer = _texts(lm, prompt.target[:1])[0]
-    caption = f"probability of '{answer}', clean {found.clean:.3f}, corrupted {found.corrupted:.3f}; * the subject"
+    caption = f"probability of '{answer}', clean {measured.clean:.3f}, corrupted {measured.corrupted:.3f}; * the subject"
     return [
-        HeatMap(f"First fact, {value}", caption, p_NL, "layer", "token", 0.0, max(found.clean, 1e-9), names)
-        for value, p_NL in found.restored.items()
+        HeatMap(f"First fact, {value}", caption, p_NL, "layer", "token", 0.0, max(measured.clean, 1e-9), names)
+        for value, p_NL in measured.restored.items()
     ]
 
 

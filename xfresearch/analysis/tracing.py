@@ -40,7 +40,7 @@ class Facts(NamedTuple):
 
 def sites_of(model: ModelConfig) -> dict[str, dict[str, str]]:
     """{value: {stack: site}} of the values that a model has (trace.py)."""
-    found: dict[str, dict[str, str]] = {}
+    by_value: dict[str, dict[str, str]] = {}
     with_slots = len({each.name for each in model.sublayers(has="slots")})
     for layer in layers.layers(model):
         sublayers = model.sublayers(layer=layer.number)
@@ -49,14 +49,14 @@ def sites_of(model: ModelConfig) -> dict[str, dict[str, str]]:
             if each.options.slots:
                 wanted[f"slots of {each.name}" if with_slots > 1 else "slots"] = f"{each.name}.coefficients"
         for value, site in wanted.items():
-            found.setdefault(value, {})[layer.stack] = site
-    return found
+            by_value.setdefault(value, {})[layer.stack] = site
+    return by_value
 
 
 def value_of(model: ModelConfig, sublayer: Sublayer) -> str:
     """The value of `sites_of` that stands for the memory of a sublayer: its slots, or what it writes."""
-    found = sites_of(model)
-    of_slots = [name for name, sites in found.items() if sites.get(sublayer.layer.stack) == f"{sublayer.name}.coefficients"]
+    stack, of_its_slots = sublayer.layer.stack, f"{sublayer.name}.coefficients"
+    of_slots = [name for name, sites in sites_of(model).items() if sites.get(stack) == of_its_slots]
     return of_slots[0] if of_slots else sublayer.name
 
 
@@ -73,7 +73,7 @@ def effects(lm, prompts: list[Prompt], window: int, draw: Callable) -> list[Effe
     """The probabilities of each fact, with noise from `draw` (see `normal`) and windows of that many layers. Raises
     UserError for a prompt that is longer than the table of positions."""
     check_length(lm.config, max(len(prompt.tokens) for prompt in prompts))
-    found: dict[int, Effects] = {}
+    by_number: dict[int, Effects] = {}
     by_length: dict[int, list[int]] = {}
     for number, prompt in enumerate(prompts):
         by_length.setdefault(-(-len(prompt.tokens) // ROUND) * ROUND, []).append(number)
@@ -81,9 +81,9 @@ def effects(lm, prompts: list[Prompt], window: int, draw: Callable) -> list[Effe
         for length, numbers in by_length.items():
             for first in range(0, len(numbers), CHUNK):
                 chunk = numbers[first : first + CHUNK]
-                found |= dict(zip(chunk, _chunk(lm, prompts, chunk, length, window, draw), strict=True))
+                by_number |= dict(zip(chunk, _chunk(lm, prompts, chunk, length, window, draw), strict=True))
                 progress.update(len(chunk))
-    return [found[number] for number in range(len(prompts))]
+    return [by_number[number] for number in range(len(prompts))]
 
 
 def _chunk(lm, prompts: list[Prompt], numbers: list[int], length: int, window: int, draw: Callable) -> list[Effects]:
@@ -101,11 +101,11 @@ def _chunk(lm, prompts: list[Prompt], numbers: list[int], length: int, window: i
         p_C = np.concatenate([_restored(*arguments, part) for part in cases_C4.reshape(-1, CASES, 4)])
         restored[value] = np.full((len(chosen), model.depth, length), np.nan)
         restored[value][tuple(places.T)] = p_C[: len(places)]
-    found = []
+    measured = []
     for n, prompt in enumerate(chosen):
         of_fact = {value: x_FNL[n, :, : len(prompt.tokens)] for value, x_FNL in restored.items()}
-        found.append(Effects(float(clean_F[n]), float(corrupted_F[n]), of_fact))
-    return found
+        measured.append(Effects(float(clean_F[n]), float(corrupted_F[n]), of_fact))
+    return measured
 
 
 def _facts(model: ModelConfig, prompts: list[Prompt], draws: list[np.ndarray], length: int) -> Facts:
@@ -150,7 +150,7 @@ def _clean_and_corrupted(model: ModelConfig, names: frozenset, params: dict, fac
         clean_B, out = _probability(model, params, tokens_L[None], Request(names), last, answer)
         tokens_SL = jnp.broadcast_to(tokens_L, (len(noise_SLD), len(tokens_L)))
         corrupted_S, _ = _probability(model, params, tokens_SL, Request(patches=_corruption(noise_SLD)), last, answer)
-        return clean_B[0], corrupted_S.mean(), {stack: found for stack, found in out.captures.items() if stack}
+        return clean_B[0], corrupted_S.mean(), {stack: values for stack, values in out.captures.items() if stack}
 
     return jax.lax.map(of_fact, facts)
 

@@ -49,19 +49,19 @@ def tuned_lens(lm, data=None, count: int = ROWS, length: int = 0, steps: int = S
     if training is None:
         training = data if isinstance(data, str) else None
     training = rows(lm, training, steps * BATCH, tokens_NL.shape[1], split="train")
-    found = train(lm, training, steps)
+    trained = train(lm, training, steps)
     per_row: dict[str, list] = {}
     for tokens_BL in batches(tokens_NL, BATCH):
-        for name, translators in (("", None), ("tuned_", found)):
+        for name, translators in (("", None), ("tuned_", trained)):
             values = by_depth(lm.config, lm.params, translators, tokens_BL)
             for figure in FIGURES:
                 per_row.setdefault(name + figure, []).append(np.asarray(values[figure], np.float64))
     measured = {name: np.concatenate(parts)[: len(tokens_NL)] for name, parts in per_row.items()}
-    data_found = {name: value.mean(0) for name, value in measured.items()} | {k: np.asarray(v) for k, v in found.items()}
-    data_found |= {f"{name}_rows": value for name, value in measured.items()}
+    arrays = {name: value.mean(0) for name, value in measured.items()} | {k: np.asarray(v) for k, v in trained.items()}
+    arrays |= {f"{name}_rows": value for name, value in measured.items()}
     summary = {name.replace("_", " "): mean_interval(value[:, :-1].mean(1)) for name, value in measured.items()}
     line = about(lm, tokens_NL, data)
-    return Result("tuned_lens", line, lm.step, data_found, summary, _pictures(data_found), (_table(data_found),))
+    return Result("tuned_lens", line, lm.step, arrays, summary, _pictures(arrays), (_table(arrays),))
 
 
 def train(lm, tokens_NL: np.ndarray, steps: int) -> dict[str, jax.Array]:
@@ -99,5 +99,5 @@ def _pictures(data: dict) -> tuple[HeatMap, ...]:
 
 def _table(data: dict) -> Table:
     names = [prefix + figure for figure in FIGURES for prefix in ("", "tuned_")]
-    found = [(str(n), *(round(float(data[name][n]), 4) for name in names)) for n in range(len(data["loss"]))]
-    return Table("Layers", "of the stream after a layer", ("layer", *(name.replace("_", " ") for name in names)), found)
+    lines = [(str(n), *(round(float(data[name][n]), 4) for name in names)) for n in range(len(data["loss"]))]
+    return Table("Layers", "of the stream after a layer", ("layer", *(name.replace("_", " ") for name in names)), lines)

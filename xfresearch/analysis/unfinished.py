@@ -28,16 +28,16 @@ class Unfinished:
         if self.path is None or not self.path.exists():
             return {}
         try:
-            found = read_arrays(self.path)
+            arrays = read_arrays(self.path)
         except UserError:
             return {}
-        return found if np.array_equal(found.pop("signature", None), self.signature) else {}
+        return arrays if np.array_equal(arrays.pop("signature", None), self.signature) else {}
 
     def save(self, arrays: dict, ended: bool = False) -> None:
         """Keeps the arrays if the last time was a minute ago, or if they are those of the end."""
         if self.path and (ended or time.monotonic() - self.written >= EVERY):
-            found = {name: np.asarray(value) for name, value in arrays.items()}
-            write_arrays(self.path, found | {"signature": self.signature})
+            on_host = {name: np.asarray(value) for name, value in arrays.items()}
+            write_arrays(self.path, on_host | {"signature": self.signature})
             self.written = time.monotonic()
 
 
