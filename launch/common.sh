@@ -152,16 +152,16 @@ check_job() {
 
 # count_jobs: prints how many numbered jobs the job has, which it is asked on this machine, on the CPU.
 count_jobs() {
-  local i found asked=("${job[@]}")
+  local i count asked=("${job[@]}")
   for ((i = 0; i < ${#asked[@]}; i++)); do
     case ${asked[i]} in
       --job) asked[i + 1]=count ;;
       --job=*) asked[i]=--job=count ;;
     esac
   done
-  found=$(JAX_PLATFORMS=cpu "${asked[@]}") || fail "the command does not say how many jobs it has: $(quoted "${asked[@]}")"
-  [[ $found =~ ^[1-9][0-9]*$ ]] || fail "the command has no jobs: $(quoted "${asked[@]}") printed '$found'"
-  printf '%s' "$found"
+  count=$(JAX_PLATFORMS=cpu "${asked[@]}") || fail "the command does not say how many jobs it has: $(quoted "${asked[@]}")"
+  [[ $count =~ ^[1-9][0-9]*$ ]] || fail "the command has no jobs: $(quoted "${asked[@]}") printed '$count'"
+  printf '%s' "$count"
 }
 
 # require_bucket REASON: fails unless the job writes its results to a bucket, if it writes any.

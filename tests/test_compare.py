@@ -129,7 +129,7 @@ def comparison(trained, imported, tmp_path_factory):
     folder = tmp_path_factory.mktemp("comparison")
     with redirect_stdout(io.StringIO()) as out:
         found = compared(folder, *trained, imported, "--margin", "0.01", "--html", folder / "page.html")
-    return SimpleNamespace(found=found, runs=list(found["runs"].values()), text=out.getvalue(), page=folder / "page.html")
+    return SimpleNamespace(data=found, runs=list(found["runs"].values()), text=out.getvalue(), page=folder / "page.html")
 
 
 @pytest.fixture(scope="module")
@@ -139,7 +139,7 @@ def documents(trained, tmp_path_factory):
 
 
 def test_losses_and_intervals_over_documents(comparison, documents):
-    assert comparison.found["measure"] == "loss" and comparison.found["held_out"]["unit"] == "documents"
+    assert comparison.data["measure"] == "loss" and comparison.data["held_out"]["unit"] == "documents"
     for run, own in zip(comparison.runs, documents, strict=False):
         measured = run["held_out"]
         assert measured["value"] == pytest.approx(own["loss"], rel=1e-12) and measured["units"] == own["units"] > 5
@@ -235,7 +235,7 @@ def test_the_table_has_costs_and_what_was_trained(comparison, trained):
 
 
 def test_options_that_differ(comparison, trained, imported):
-    found = comparison.found["differences"]
+    found = comparison.data["differences"]
     a, b, i = map(str, [*trained, imported])
     assert found["model.final_norm"] == {a: "layer", b: "rms", i: "layer"}
     assert found["model.blocks.main.feed_forward.bias"] == {a: True, i: True}  # the experts have no such option
@@ -246,7 +246,7 @@ def test_options_that_differ(comparison, trained, imported):
 def test_a_model_without_a_run_has_a_loss_alone(comparison, imported):
     run = comparison.runs[2]
     assert (run["steps"], run["seconds"], run["training_loss"]) == (None, None, None) and run["held_out"]
-    assert comparison.found["notes"] == [f"{imported} has no metrics, so it has no curves"]
+    assert comparison.data["notes"] == [f"{imported} has no metrics, so it has no curves"]
 
 
 def test_curves_by_step_tokens_flops_and_seconds(trained):

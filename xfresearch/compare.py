@@ -44,7 +44,7 @@ def main(arguments: list[str]) -> None:
             return
         print(text.text(comparison))
         if options.json:
-            write_json(options.json, comparison.found)
+            write_json(options.json, comparison.data)
         if options.html:
             page.write(options.html, comparison)
 

@@ -108,14 +108,14 @@ def settings(options, method) -> dict:
     """The arguments of the method. Raises UserError for flags that it does not take."""
     import inspect
 
-    from xfresearch.editing import METHODS as found
+    from xfresearch.editing import METHODS as functions
 
     given = {name: getattr(options, name) for name in FLAGS if getattr(options, name) is not None}  # 0 is given, too
     if options.draw:
         given.pop("seed", None)
     for name in given:
         if name not in inspect.signature(method).parameters:
-            takers = [each for each in METHODS if name in inspect.signature(found[each]).parameters]
+            takers = [each for each in METHODS if name in inspect.signature(functions[each]).parameters]
             raise UserError(f"{FLAGS[name]} is not allowed with {options.method}: it is a flag of {', '.join(takers)}")
     return given
 
@@ -190,13 +190,13 @@ def diff(options) -> None:
     from xfresearch.runtime.files import write_json
 
     a, b = (loading.load(path) for path in options.diff)
-    found = edits.differences(a, b)
-    columns = {"array": list(found)}
+    differences = edits.differences(a, b)
+    columns = {"array": list(differences)}
     for name, form in {"numbers": ",", "different": ",", "relative": ".3g", "largest": ".3g"}.items():
-        columns[name] = [f"{row[name]:{form}}" for row in found.values()]
-    print(table(columns) if found else "no array differs")
+        columns[name] = [f"{row[name]:{form}}" for row in differences.values()]
+    print(table(columns) if differences else "no array differs")
     if options.json:
-        write_json(options.json, found)
+        write_json(options.json, differences)
 
 
 if __name__ == "__main__":

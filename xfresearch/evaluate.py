@@ -60,10 +60,10 @@ def saved(workdir) -> list[int]:
     """The steps with a good checkpoint, in every process. Raises UserError if there is none."""
     from xfresearch.checkpoints import store
 
-    found = store.agreed_steps(workdir)
-    if not found:
+    steps = store.agreed_steps(workdir)
+    if not steps:
         raise UserError(f"--all-steps is not allowed with {workdir}: it has no checkpoints")
-    return found
+    return steps
 
 
 def evaluate(options, workdir) -> None:
@@ -157,10 +157,10 @@ def metrics(data, scores, tokenizer, per_document: bool) -> dict:
 
     if isinstance(data, losses.Labels):
         return losses.summary(scores)
-    found = losses.text_figures(data, scores)
+    of_text = losses.text_figures(data, scores)
     if per_document:
-        found["documents"] = losses.document_figures(data, scores, tokenizer)
-    return found
+        of_text["documents"] = losses.document_figures(data, scores, tokenizer)
+    return of_text
 
 
 def figures(results: list[dict]) -> dict[str, list[str]]:

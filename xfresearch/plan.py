@@ -71,15 +71,15 @@ def mesh_overrides(text: str) -> list[str]:
     """The config overrides for 'fsdp=64,tensor=4'."""
     from xfresearch.runtime.errors import UserError
 
-    found = {}
+    overrides = {}
     for word in filter(None, text.split(",")):
         axis, _, size = (part.strip() for part in word.partition("="))
         if not re.fullmatch("-?[0-9]+", size):
             raise UserError(f"--mesh={text} is not allowed: {word!r} must have the form AXIS=N")
-        if axis in found:
+        if axis in overrides:
             raise UserError(f"--mesh={text} is not allowed: {axis} is given twice")
-        found[axis] = f"--config.mesh.{axis}={size}"
-    return list(found.values())
+        overrides[axis] = f"--config.mesh.{axis}={size}"
+    return list(overrides.values())
 
 
 def main(arguments: list[str]) -> None:
@@ -94,11 +94,11 @@ def main(arguments: list[str]) -> None:
     from xfresearch.training import start
 
     config = start.parse(["--config", options.config, *mesh_overrides(options.mesh), *overrides])
-    found = {"config": options.config, "overrides": [*mesh_overrides(options.mesh), *overrides]}
-    found |= run(config, topology, options)
+    outcome = {"config": options.config, "overrides": [*mesh_overrides(options.mesh), *overrides]}
+    outcome |= run(config, topology, options)
     if options.json:
-        write_json(options.json, found)
-    if not found["fits"]:
+        write_json(options.json, outcome)
+    if not outcome["fits"]:
         sys.exit(1)
 
 
@@ -109,9 +109,9 @@ def run(config, topology, options) -> dict:
     if topology is None:
         plan = plans.check(config)
     elif options.search:
-        found = search.search(config, topology, options.tokens)
-        print(report.search_text(found))
-        return found | {"fits": found["best"] is not None}
+        outcome = search.search(config, topology, options.tokens)
+        print(report.search_text(outcome))
+        return outcome | {"fits": outcome["best"] is not None}
     else:
         plan = plans.make_plan(config, topology, options.tokens, options.hlo)
     print(report.text(plan))

@@ -53,11 +53,11 @@ def main(arguments: list[str]) -> None:
     ended = conducting.results(planned.ladder, store, planned.matched)
     ledger.begin(study, store.folder, ended.values(), options.reuse)
     write_json(store.folder / conducting.DESIGN, design.described(study))
-    found = conducting.conduct(planned.ladder, store, planned.matched, job)
-    if left := len(conducting.left(planned.ladder, found)):
-        print(f"no report yet: {left} of {left + len(found)} runs have not ended")
+    trials = conducting.conduct(planned.ladder, store, planned.matched, job)
+    if left := len(conducting.left(planned.ladder, trials)):
+        print(f"no report yet: {left} of {left + len(trials)} runs have not ended")
         return
-    results = conducting.write_report(planned.ladder, store, planned.matched, found)
+    results = conducting.write_report(planned.ladder, store, planned.matched, trials)
     print("\n".join(["", *report.verdicts(results), "", f"report     {options.workdir}/report.html"]))
 
 

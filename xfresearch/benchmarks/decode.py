@@ -79,8 +79,8 @@ def models_of(a) -> dict:
         raise UserError("decode: give a WORKDIR or --config FILE")
     if a.overrides and not a.config:
         raise UserError(f"{a.overrides[0]} is not allowed without --config FILE")
-    found = {name: loading.load(name) for name in a.workdirs}
-    return found | {name: with_random_weights(name, a.overrides) for name in a.config}
+    models = {name: loading.load(name) for name in a.workdirs}
+    return models | {name: with_random_weights(name, a.overrides) for name in a.config}
 
 
 def with_random_weights(name: str, overrides: list[str]):
@@ -161,10 +161,10 @@ def row(name: str, lm, seconds: dict, a) -> dict:
     low, median, high = 1e3 * np.quantile(own_R, (0.25, 0.5, 0.75)) / a.tokens
     ratio, ratio_low, ratio_high = np.quantile(np.array(next(iter(seconds.values()))) / own_R, (0.5, 0.25, 0.75)).tolist()
     floor = 1e3 * counted.active_parameters * jnp.dtype(lm.config.dtype).itemsize / read_rate()
-    found = {"model": name, "tokens/s": 1e3 * a.batch / median, "ms": median, "ms_low": low, "ms_high": high}
-    found |= {"floors": median / floor, "read bytes/s": read_rate(), "seconds": own_R.tolist()}
-    found |= {"ratio": ratio, "ratio_low": ratio_low, "ratio_high": ratio_high, "parameters": counted.parameters}
-    return found | {"cache bytes per token": counted.cache_bytes_per_token}
+    figures = {"model": name, "tokens/s": 1e3 * a.batch / median, "ms": median, "ms_low": low, "ms_high": high}
+    figures |= {"floors": median / floor, "read bytes/s": read_rate(), "seconds": own_R.tolist()}
+    figures |= {"ratio": ratio, "ratio_low": ratio_low, "ratio_high": ratio_high, "parameters": counted.parameters}
+    return figures | {"cache bytes per token": counted.cache_bytes_per_token}
 
 
 def print_rows(rows: list[dict]) -> None:

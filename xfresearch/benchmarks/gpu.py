@@ -126,15 +126,15 @@ def run(a) -> None:
         raise UserError("bench gpu must run at the root of a checkout: configs/gpt2.py is not in this directory")
     check_output("--json", a.json)
     began = time.monotonic()
-    found: dict = {}
+    outcomes: dict = {}
     with tempfile.TemporaryDirectory() as folder:
         for name in names:
             left = a.seconds - (time.monotonic() - began)
-            outcome = _outcome(name, a, found, left, Path(folder))
-            found[name] = outcome
+            outcome = _outcome(name, a, outcomes, left, Path(folder))
+            outcomes[name] = outcome
             print(f"{name:22}{outcome['status']:9}{outcome['seconds']:6.1f} s  {outcome['words']}", flush=True)
-            write(a.json, found)
-    missing = found["device"].get("figures", {}).get("missing", {})
+            write(a.json, outcomes)
+    missing = outcomes["device"].get("figures", {}).get("missing", {})
     for package, without in missing.items():
         print(f"{package} is not installed: {without}")
 
@@ -148,10 +148,10 @@ def chosen(only: str) -> list[str]:
     return [name for name in ROWS if not wanted or name in wanted or name == "device"]
 
 
-def _outcome(name: str, a, found: dict, left: float, folder: Path) -> dict:
+def _outcome(name: str, a, outcomes: dict, left: float, folder: Path) -> dict:
     """The outcome of a row: ok, failed, stopped, or not run."""
     row = ROWS[name]
-    figures = found.get("device", {}).get("figures")
+    figures = outcomes.get("device", {}).get("figures")
     if name != "device" and not figures:
         return _not_run("the row device failed")
     if row.gpu and figures["environment"]["machine"]["backend"] != "gpu":
@@ -217,12 +217,12 @@ def words_of(figures: dict) -> str:
     return words
 
 
-def write(path: str, found: dict) -> None:
+def write(path: str, outcomes: dict) -> None:
     """Writes the rows with the figures of the device, and keeps other rows of the same commit and device."""
-    figures = found["device"].get("figures", {})
+    figures = outcomes["device"].get("figures", {})
     here = figures.get("environment", {})
     old = json.loads(Path(path).read_text()) if Path(path).exists() else {}
     same = old.get("commit") == here.get("commit") and old.get("machine") == here.get("machine")
     kept = old.get("rows", {}) if same else {}
-    rows = kept | {name: row for name, row in found.items() if row["status"] != "not run" or name not in kept}
+    rows = kept | {name: row for name, row in outcomes.items() if row["status"] != "not run" or name not in kept}
     write_json(path, here | {"rows": {name: rows[name] for name in ROWS if name in rows}})

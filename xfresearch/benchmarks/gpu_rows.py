@@ -81,15 +81,15 @@ def train(name: str, tiny: bool) -> dict:
             problems.append("the run ended before SIGTERM came")
         short_run(stopped, name, tiny)
         short_run(wide, name, tiny, "float32")
-        found = {each.name: losses(each) for each in (whole, stopped, wide)}
+        of_runs = {each.name: losses(each) for each in (whole, stopped, wide)}
         rate = _rate(whole)
-    resumed = furthest(found["whole"], found["stopped"])
-    precise = furthest(found["float32"], found["whole"])
+    resumed = furthest(of_runs["whole"], of_runs["stopped"])
+    precise = furthest(of_runs["float32"], of_runs["whole"])
     problems += [f"the resumed run's losses differ by {resumed:.1e}"] if resumed else []
     problems += [f"bfloat16 differs by {precise:.1e} from float32, allowed are {TOLERANCE}"] if precise > TOLERANCE else []
-    problems += ["the loss did not fall"] if not found["whole"][-1] < found["whole"][0] else []
+    problems += ["the loss did not fall"] if not of_runs["whole"][-1] < of_runs["whole"][0] else []
     words = f"resumed by {resumed:.1e}, bfloat16 by {precise:.1e}, {rate:,.0f} tokens/s"
-    figures = {"losses": found, "resumed differs": resumed, "bfloat16 differs": precise, "tokens/s": rate}
+    figures = {"losses": of_runs, "resumed differs": resumed, "bfloat16 differs": precise, "tokens/s": rate}
     return figures | {"words": words, "problems": problems}
 
 
@@ -148,8 +148,8 @@ def losses(workdir: Path) -> list[float]:
     from xfresearch.training.metrics import read_metrics
 
     rows = read_metrics(workdir / "metrics.jsonl")
-    found = {row["step"]: row["loss"] for row in rows if row["kind"] == "train"}
-    return [found[step] for step in sorted(found)]
+    by_step = {row["step"]: row["loss"] for row in rows if row["kind"] == "train"}
+    return [by_step[step] for step in sorted(by_step)]
 
 
 def _rate(workdir: Path) -> float:
@@ -159,11 +159,11 @@ def _rate(workdir: Path) -> float:
     return [row for row in read_metrics(workdir / "metrics.jsonl") if row["kind"] == "train"][-1]["tokens_per_second"]
 
 
-def furthest(expected: list[float], found: list[float]) -> float:
+def furthest(expected: list[float], actual: list[float]) -> float:
     """The largest relative difference of two runs' losses; infinite if they have not the same number of updates."""
-    if len(expected) != len(found) or not expected:
+    if len(expected) != len(actual) or not expected:
         return float("inf")
-    return max(abs(a - b) / abs(a) for a, b in zip(expected, found, strict=True))
+    return max(abs(a - b) / abs(a) for a, b in zip(expected, actual, strict=True))
 
 
 def kernel_tests(*_) -> dict:

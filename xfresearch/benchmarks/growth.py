@@ -20,24 +20,24 @@ def overrides_of_length(base, factor: int, _) -> dict[str, int]:
 
 def overrides_of_width(base, factor: int, with_changes: Callable) -> dict[str, int]:
     """Width and heads, and of the sizes of sublayers those that do not follow from them."""
-    found = {"model.width": base.model.width * factor}
-    found |= {path: factor * options.heads for path, options in _sizes(base, "heads")}
-    wider = with_changes(found)
+    overrides = {"model.width": base.model.width * factor}
+    overrides |= {path: factor * options.heads for path, options in _sizes(base, "heads")}
+    wider = with_changes(overrides)
     for field in ("kv_heads", "hidden", "memory_slots"):
         for (path, options), (_, after) in zip(_sizes(base, field), _sizes(wider, field), strict=True):
             if getattr(after, field) == getattr(options, field) > 0:
-                found[path] = factor * getattr(options, field)
-    return found
+                overrides[path] = factor * getattr(options, field)
+    return overrides
 
 
 def _sizes(config, field: str) -> list[tuple]:
     """(path of the field, options) of every sublayer that has it."""
-    found = []
+    sizes = []
     for name, block in config.model.blocks.items():
         for sublayer, options in block.sublayers.items():
             if hasattr(options, field):
-                found.append((f"model.blocks.{name}.{sublayer}.{field}", options))
-    return found
+                sizes.append((f"model.blocks.{name}.{sublayer}.{field}", options))
+    return sizes
 
 
 def overrides_of_depth(base, factor: int, _) -> dict[str, int]:
@@ -45,10 +45,10 @@ def overrides_of_depth(base, factor: int, _) -> dict[str, int]:
 
 
 def overrides_of_experts(base, factor: int, _) -> dict[str, int]:
-    found = {f"{path}.experts": options.moe.experts * factor for path, options in _sizes(base, "moe")}
-    if not found:
+    overrides = {f"{path}.experts": options.moe.experts * factor for path, options in _sizes(base, "moe")}
+    if not overrides:
         raise UserError("--grow=experts is not allowed: the config has no experts")
-    return found
+    return overrides
 
 
 SIZES: dict[str, Callable] = {
@@ -66,11 +66,11 @@ def grown(size: str, name: str, overrides: list[str]) -> dict[int, object]:
     def with_changes(changes: dict):
         return read(name, [*overrides, *(f"--config.{key}={value}" for key, value in changes.items())])
 
-    base, found = with_changes({}), {}
+    base, configs = with_changes({}), {}
     for factor in FACTORS:
         changes = SIZES[size](base, factor, with_changes)
-        found[next(iter(changes.values()))] = with_changes(changes)
-    return found
+        configs[next(iter(changes.values()))] = with_changes(changes)
+    return configs
 
 
 def exponent(sizes, values) -> float:

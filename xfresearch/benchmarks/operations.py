@@ -37,8 +37,8 @@ def report(timer: Timer, dtype: str) -> list[dict]:
     rest = sum(row["seconds"] for row in rows[SHOWN:])
     cells.append((f"{1e3 * rest:.2f}", f"{rest / total:.1%}", "-", f"{max(len(rows) - SHOWN, 0)} others"))
     print("\n" + table(to_columns(("ms", "share", "floors", "operation"), cells)))
-    found = rates(dtype)
-    print(f"Floors: {found.flops_source}; {found.bytes_source}.{'' if known else ' This program could not be read.'}")
+    speeds = rates(dtype)
+    print(f"Floors: {speeds.flops_source}; {speeds.bytes_source}.{'' if known else ' This program could not be read.'}")
     return rows
 
 
@@ -60,15 +60,15 @@ def by_operation(timer: Timer) -> dict[str, float]:
                 timer()
         (file,) = Path(folder).rglob("*.xplane.pb")
         planes = list(jax.profiler.ProfileData.from_file(str(file)).planes)
-    found: Counter = Counter()
+    times: Counter = Counter()
     if jax.default_backend() == "cpu":
         lines = [line for plane in planes for line in plane.lines if line.name.startswith("tf_XLA")]
         for line in lines:
-            found.update(own_times([(event.name, event.start_ns, event.duration_ns) for event in line.events], kinds))
+            times.update(own_times([(event.name, event.start_ns, event.duration_ns) for event in line.events], kinds))
     else:
         for events in _streams(planes):
-            found.update(device_times(events, kinds))
-    return {name: nanoseconds / 1e9 / UPDATES for name, nanoseconds in found.most_common()}
+            times.update(device_times(events, kinds))
+    return {name: nanoseconds / 1e9 / UPDATES for name, nanoseconds in times.most_common()}
 
 
 def _streams(planes) -> Iterable[list]:
@@ -81,11 +81,11 @@ def _streams(planes) -> Iterable[list]:
 
 def device_times(events: Iterable[tuple[str, str, float]], kinds: Mapping[str, str]) -> Counter:
     """Nanoseconds of each kind of operation on a stream, whose kernels run one after another."""
-    found: Counter = Counter()
+    times: Counter = Counter()
     for kernel, instruction, duration in events:
         name = instruction or kernel
-        found[kinds.get(name, without_number(name))] += duration
-    return found
+        times[kinds.get(name, without_number(name))] += duration
+    return times
 
 
 def without_number(name: str) -> str:
@@ -98,15 +98,15 @@ def floors_by_operation(text: str, rates) -> tuple[dict[str, float], bool]:
     from xfresearch.planning.work import work
 
     kinds = kinds_of_instructions(text)
-    found: Counter = Counter()
+    floors: Counter = Counter()
     try:
         works = work(hlo.parse(text))
     except (KeyError, ValueError, IndexError, AttributeError, StopIteration):  # text of a version that it does not know
         return {}, False
     for each in works:
         floor = max(each.flops / rates.flops, each.bytes / rates.bytes)
-        found[kinds.get(each.name, without_number(each.name))] += each.runs * floor
-    return dict(found), True
+        floors[kinds.get(each.name, without_number(each.name))] += each.runs * floor
+    return dict(floors), True
 
 
 def kinds_of_instructions(text: str) -> dict[str, str]:
@@ -128,13 +128,13 @@ def kinds_of_instructions(text: str) -> dict[str, str]:
 
 def own_times(events: Iterable[Event], kinds: Mapping[str, str]) -> Counter:
     """Nanoseconds of each kind of operation on one thread, without those of the operations that it calls."""
-    found, calling = Counter(), []
+    times, calling = Counter(), []
     for name, begin, duration in sorted(events, key=lambda event: (event[1], -event[2])):
         while calling and begin >= calling[-1][1]:
             calling.pop()
         kind = "starting operations" if name == EXECUTOR else kinds.get(name, without_number(name))
         if calling:
-            found[calling[-1][0]] -= duration
-        found[kind] += duration
+            times[calling[-1][0]] -= duration
+        times[kind] += duration
         calling.append((kind, begin + duration))
-    return Counter({kind: time for kind, time in found.items() if not WAITS.search(kind)})
+    return Counter({kind: time for kind, time in times.items() if not WAITS.search(kind)})

@@ -41,9 +41,9 @@ class Peer:
     def end(self) -> dict:
         """The figures of its end. The process has ended, and its memory is free."""
         self._process.stdin.close()
-        found = self._read()
+        answer = self._read()
         self.kill()
-        return found
+        return answer
 
     def kill(self) -> None:
         if not self._errors.closed:

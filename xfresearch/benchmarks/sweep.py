@@ -63,8 +63,8 @@ def _compared(now, other, rounds: int, measured, timers) -> dict:
         _, row = measured({"now": timers(now), "other": timers(other)}, rounds, False)
     except (UserError, jax.errors.JaxRuntimeError) as error:
         return {"error": (str(error).strip().splitlines() or [type(error).__name__])[0][:160]}
-    found = {"speed": row["ratio"], "speed_low": row["ratio_low"], "speed_high": row["ratio_high"]}
-    return {"error": "", **found, "GB": row["memory_bytes"] / 1e9}
+    figures = {"speed": row["ratio"], "speed_low": row["ratio_low"], "speed_high": row["ratio_high"]}
+    return {"error": "", **figures, "GB": row["memory_bytes"] / 1e9}
 
 
 def _with(config, values: dict):

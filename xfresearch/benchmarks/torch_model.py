@@ -61,16 +61,16 @@ def require_expressible(config: Config) -> str:
     for path, value in ONLY.items():
         require(values[path] == value, path, values[path], f"{value!r} with --against=torch")
     require(config.model.dtype != "float64", "model.dtype", "float64", "float32 or bfloat16 with --against=torch")
-    found = {}
+    lacking = {}
     for name in FAMILIES:
         try:
-            found[name] = exporting.missing(get_family(name), config.model)
+            lacking[name] = exporting.missing(get_family(name), config.model)
         except UserError:
             continue
-        if not found[name]:
+        if not lacking[name]:
             _require_plain(exporting.write_config(get_family(name), config.model))
             return name
-    why = exporting.reason(found) if found else "the model is neither"
+    why = exporting.reason(lacking) if lacking else "the model is neither"
     raise UserError(f"--against=torch is not allowed: the model in PyTorch is a GPT-2 or a Llama, and {why}")
 
 
@@ -104,8 +104,8 @@ def losses(lm: LanguageModel, batch: dict) -> np.ndarray:
 
 def tokens_differ(folder: Path) -> str:
     """Why the two models are not the same: losses of tokens, before the first update; '' if they are equal."""
-    expected_BL, found_BL = np.load(folder / "expected.npy"), np.load(folder / "losses.npy")
-    apart = float(np.abs(expected_BL - found_BL).max() / np.abs(expected_BL).max())
+    expected_BL, losses_BL = np.load(folder / "expected.npy"), np.load(folder / "losses.npy")
+    apart = float(np.abs(expected_BL - losses_BL).max() / np.abs(expected_BL).max())
     return "" if apart <= TOLERANCE else f"losses of tokens differ by {apart:.1e}, allowed are {TOLERANCE:.0e}"
 
 

@@ -140,8 +140,8 @@ def tensor(name: str, config: dict, stored: dict):
     number, part = path[1], ".".join(path[2:])
     if config["model_type"] == "llama":
         return torch.cat([stored[f"model.layers.{number}.{each}.{kind}"] for each in LLAMA[part]])
-    found = stored[f"transformer.h.{number}.{GPT2[part]}.{kind}"]
-    return found.T if kind == "weight" and not part.startswith("norm") else found
+    array = stored[f"transformer.h.{number}.{GPT2[part]}.{kind}"]
+    return array.T if kind == "weight" and not part.startswith("norm") else array
 
 
 GPT2_TOP = {"embed": "transformer.wte", "position": "transformer.wpe", "norm": "transformer.ln_f", "head": "lm_head"}

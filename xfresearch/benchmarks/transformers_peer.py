@@ -27,8 +27,8 @@ def main(folder: str, request: str, name: str) -> None:
 
     def decode() -> list[list[int]]:
         everything = torch.ones_like(prompts_BP)
-        found_BL = model.generate(prompts_BP, attention_mask=everything, do_sample=False, pad_token_id=0, **count)
-        return found_BL[:, prompts_BP.shape[1] :].tolist()
+        tokens_BL = model.generate(prompts_BP, attention_mask=everything, do_sample=False, pad_token_id=0, **count)
+        return tokens_BL[:, prompts_BP.shape[1] :].tolist()
 
     print(json.dumps({"tokens": decode()}), flush=True)
     for _ in sys.stdin:

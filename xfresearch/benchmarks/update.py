@@ -74,10 +74,10 @@ def run(a) -> None:
             starts[f"{a.config[0]}, {a.together} runs in one program"] = _ours(first, a.together)
         starts |= _theirs(a, first, Path(folder)) | _again(a, first)
         rows = measured(starts, a.rounds, a.apart)
-    found = report(rows, first)
-    found |= growth.report(a.grow, rows) if a.grow else {}
+    figures = report(rows, first)
+    figures |= growth.report(a.grow, rows) if a.grow else {}
     operations = _profile(first) if a.profile else []
-    write_figures(a, {"rows": rows, "operations": operations} | found)
+    write_figures(a, {"rows": rows, "operations": operations} | figures)
 
 
 def _require_alone(a) -> None:
@@ -199,16 +199,16 @@ def _together(starts: dict, rounds: int) -> dict[str, dict]:
         rows = {}
         for name, row in timed.items():
             config, losses = row.config, row.timer.losses
-            found = {"config": name, "error": row.error, "losses": losses, "dtype": config.model.dtype, "seconds": []}
-            found["tokens"] = config.batch_size * config.sequence_length
-            found["flops"] = float(costs(config.model, config.sequence_length).training_flops_per_token) * found["tokens"]
+            figures = {"config": name, "error": row.error, "losses": losses, "dtype": config.model.dtype, "seconds": []}
+            figures["tokens"] = tokens = config.batch_size * config.sequence_length
+            figures["flops"] = float(costs(config.model, config.sequence_length).training_flops_per_token) * tokens
             if not row.error:
                 i = running.index(row)
-                found["seconds"] = (seconds_NR[i] / row.runs).tolist()
+                figures["seconds"] = (seconds_NR[i] / row.runs).tolist()
                 ours = not isinstance(row.timer, peers.Peer)
-                found["page faults"] = float(np.median(faults_NR[i])) / row.runs if ours else None
-                found |= row.figures()
-            rows[name] = found
+                figures["page faults"] = float(np.median(faults_NR[i])) / row.runs if ours else None
+                figures |= row.figures()
+            rows[name] = figures
         return rows
     finally:
         for row in timed.values():

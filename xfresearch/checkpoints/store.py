@@ -54,8 +54,8 @@ def directory(workdir) -> epath.Path:
 def present(workdir) -> list[int]:
     """Steps that Orbax takes for checkpoints, ascending. A local one may be a part of a copy, or of a deleted one."""
     path = directory(workdir)
-    found = [int(name) for name in names_in(path) if is_step(name)]
-    return sorted(step for step in found if not in_bucket(path) or is_published(inside(path, str(step))))
+    numbers = [int(name) for name in names_in(path) if is_step(name)]
+    return sorted(step for step in numbers if not in_bucket(path) or is_published(inside(path, str(step))))
 
 
 def is_step(name: str) -> bool:
@@ -205,12 +205,12 @@ def restore(workdir, step: int, abstract_state: dict) -> tuple[dict, dict]:
     """The training state of `step`, with the shardings of `abstract_state`, and its meta. Raises Unusable if it is damaged,
     is not good, or was deleted meanwhile."""
     wanted = _items(abstract_state)
-    found, meta = _read_good(workdir, step, wanted)
+    items, meta = _read_good(workdir, step, wanted)
     flat, structure = jax.tree_util.tree_flatten_with_path(
         {k: v for k, v in abstract_state.items() if k not in ITEMS[:2]}
     )
-    rest = structure.unflatten([found["rest"][jax.tree_util.keystr(path)] for path, _ in flat])
-    return {**rest, **{name: found[name] for name in ITEMS[:2] if name in found}}, meta
+    rest = structure.unflatten([items["rest"][jax.tree_util.keystr(path)] for path, _ in flat])
+    return {**rest, **{name: items[name] for name in ITEMS[:2] if name in items}}, meta
 
 
 def restore_params(workdir, step: int, abstract_params: dict, named: bool = False) -> dict:
@@ -242,13 +242,13 @@ def _items(state: dict) -> dict:
 def _read_good(workdir, step: int, wanted: dict, chosen: bool = False) -> tuple[dict, dict]:
     """`_read`. Raises NotGood in every process if the checkpoint is not good; if it was `chosen` all the same, that is a
     warning."""
-    found, meta = _read(workdir, step, wanted)
-    reason = distributed.first_message(rejection(folder_of(workdir, step)) or fault_of_read(found, meta))
+    items, meta = _read(workdir, step, wanted)
+    reason = distributed.first_message(rejection(folder_of(workdir, step)) or fault_of_read(items, meta))
     if reason and not chosen:
         raise NotGood(step, reason)
     if reason and distributed.first():
         print(f"warning: {workdir}: {NotGood(step, reason)}", file=sys.stderr)
-    return found, meta
+    return items, meta
 
 
 def _read(workdir, step: int, wanted: dict) -> tuple[dict, dict]:

@@ -74,9 +74,9 @@ def fault(items: dict, evaluation: dict) -> str:
 
 def not_finite(tree) -> list[str]:
     """The paths of the arrays with a value that is not finite. The arrays may be sharded over processes: all call this."""
-    found = {path: leaf for path, leaf in by_path(tree).items() if jnp.issubdtype(leaf.dtype, jnp.inexact)}
-    finite = jax.device_get(_all_finite(list(found.values())))
-    return [path for path, good in zip(found, finite, strict=True) if not good]
+    floats = {path: leaf for path, leaf in by_path(tree).items() if jnp.issubdtype(leaf.dtype, jnp.inexact)}
+    finite = jax.device_get(_all_finite(list(floats.values())))
+    return [path for path, good in zip(floats, finite, strict=True) if not good]
 
 
 @jax.jit

@@ -14,10 +14,10 @@ UNITS = {"loss": "nats per {target}", "bits_per_byte": "bits per byte"}
 
 
 class Comparison(NamedTuple):
-    """The runs, for their curves, and `found`, which is what --json writes."""
+    """The runs, for their curves, and `data`, which is what --json writes."""
 
     runs: list[runs.Run]
-    found: dict
+    data: dict
 
 
 def collect(options) -> Comparison:
@@ -35,7 +35,7 @@ def collect(options) -> Comparison:
     compared, task_notes = tasks.compare({path: model.tasks for path, model in measured.items()}, options.task_margin)
     target = "label" if trains_on_labels(each[0].config.data) else "token"
     summaries = {run.path: runs.summary(run, measure) | {"held_out": losses.get(run.path)} for run in each}
-    found = {
+    data = {
         "unit": UNITS[measure].format(target=target),
         "measure": measure,
         "differences": runs.differences(each),
@@ -45,7 +45,7 @@ def collect(options) -> Comparison:
         "tasks": compared,
         "notes": [*notes, *gaps(each, measured), *other_machines(each), *task_notes],
     }
-    return Comparison(each, found)
+    return Comparison(each, data)
 
 
 def require_one_target(paths: list[str]) -> None:

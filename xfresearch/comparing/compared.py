@@ -22,7 +22,7 @@ class Compared:
     @property
     def figures(self) -> dict[str, Any]:
         """Everything that the command writes with --json."""
-        return self._comparison.found
+        return self._comparison.data
 
     @property
     def table(self) -> Rows:

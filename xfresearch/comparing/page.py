@@ -13,34 +13,34 @@ KINDS = {"train": "Training loss", "evaluation": "Held-out loss"}
 
 def write(path, comparison: Comparison) -> None:
     """Writes the page to a file."""
-    found, looks = comparison.found, styles(len(comparison.runs))
+    data, looks = comparison.data, styles(len(comparison.runs))
     write_page(
         path,
         Path(__file__).parent / "compare.html.jinja",
         names=[run.path for run in comparison.runs],
         colours=[style["colour"] for style in looks],
         dashed=[style["dashes"] != "-" for style in looks],
-        differences=text.difference_rows(found),
+        differences=text.difference_rows(data),
         loss_titles=("run", *text.LOSS_TITLES),
-        losses=[(path, *text.loss_cells(run)) for path, run in found["runs"].items()],
+        losses=[(path, *text.loss_cells(run)) for path, run in data["runs"].items()],
         cost_titles=("run", *text.COST_TITLES),
-        costs=[(path, *text.cost_cells(run)) for path, run in found["runs"].items()],
+        costs=[(path, *text.cost_cells(run)) for path, run in data["runs"].items()],
         group_titles=text.GROUP_TITLES,
-        groups=text.group_rows(found),
-        explanations=text.explanations(found),
+        groups=text.group_rows(data),
+        explanations=text.explanations(data),
         task_titles=text.TASK_TITLES,
-        tasks=text.task_rows(found),
-        notes=found["notes"],
+        tasks=text.task_rows(data),
+        notes=data["notes"],
         axes=AXES,
-        charts=charts(comparison.runs, found["measure"], found["unit"]),
+        charts=charts(comparison.runs, data["measure"], data["unit"]),
     )
 
 
 def charts(runs: list[Run], measure: str, unit: str) -> dict[str, list[tuple[str, str, str]]]:
     """{axis: (title, caption, SVG) of each chart for which a run has values}."""
-    found: dict = {}
+    by_axis: dict = {}
     for axis, label in AXES.items():
-        found[axis] = []
+        by_axis[axis] = []
         for kind, title in KINDS.items():
             points = [thinned(curve(run, kind, measure, axis)) for run in runs]
             curves = [
@@ -50,8 +50,8 @@ def charts(runs: list[Run], measure: str, unit: str) -> dict[str, list[tuple[str
             ]
             if curves:
                 chart = line_chart(f"{title} by {label}", curves, {}, top=top(curves))
-                found[axis].append((title, f"{unit}, by {label}", chart))
-    return found
+                by_axis[axis].append((title, f"{unit}, by {label}", chart))
+    return by_axis
 
 
 def top(curves: list[Curve]) -> float | None:

@@ -138,29 +138,29 @@ def holm(probabilities: Sequence[float]) -> list[float]:
 def correct(comparisons: Iterable[dict]) -> None:
     """Adds `p_holm`, the corrected p, to paired comparisons that are tested together."""
     comparisons = list(comparisons)
-    for found, p in zip(comparisons, holm([found["p"] for found in comparisons]), strict=True):
-        found["p_holm"] = p
+    for comparison, p in zip(comparisons, holm([comparison["p"] for comparison in comparisons]), strict=True):
+        comparison["p_holm"] = p
 
 
-def verdict(found: dict, margin: float = 0.0) -> str:
+def verdict(comparison: dict, margin: float = 0.0) -> str:
     """A paired comparison with its corrected p in words.
 
     Two models are equal only if the whole interval lies within `margin` on both sides of 0. One is better only if the
     interval excludes 0, and what rounding explains, and the corrected p is below 0.05.
     """
-    low, high = found["interval"]
-    rounding = ROUNDING * abs(found["reference"])
-    if not math.isfinite(found["difference"]):
+    low, high = comparison["interval"]
+    rounding = ROUNDING * abs(comparison["reference"])
+    if not math.isfinite(comparison["difference"]):
         return "not finite"
     if -margin < low and high < margin:
         return f"equal within {margin:g}"
-    if not (low > rounding or high < -rounding) or not found["p_holm"] < 1 - CONFIDENCE:
+    if not (low > rounding or high < -rounding) or not comparison["p_holm"] < 1 - CONFIDENCE:
         return "no difference shown"
-    return "worse" if (low > 0) == found["lower_is_better"] else "better"
+    return "worse" if (low > 0) == comparison["lower_is_better"] else "better"
 
 
-def of_runs(sample: str, found: dict, margin: float = 0.0) -> str:
+def of_runs(sample: str, comparison: dict, margin: float = 0.0) -> str:
     """The verdict on two runs, in words that name what it speaks about, this `sample`. It says nothing about what
     distinguishes the runs, which have one seed each (groups.py)."""
-    words = verdict(found, margin)
+    words = verdict(comparison, margin)
     return words if words in ("not finite", "no difference shown") else f"{words} on this {sample}"

@@ -24,8 +24,8 @@ def compare(tasks: dict[str, dict[str, dict]], margin: float) -> tuple[dict, lis
             if tasks[run][name]["questions"] != tasks[first][name]["questions"]:
                 notes.append(f"{name} has different prompts or targets for {first} and {run}")
                 continue
-            for metric, found in _pairs(tasks[run][name], tasks[first][name]).items():
-                comparison[name].setdefault(metric, {})[run] = found
+            for metric, of_metric in _pairs(tasks[run][name], tasks[first][name]).items():
+                comparison[name].setdefault(metric, {})[run] = of_metric
     _judge(comparison, margin)
     return {name: metrics for name, metrics in comparison.items() if metrics}, notes
 
@@ -47,7 +47,7 @@ def _finite(values: list) -> bool:
 def _judge(comparison: dict, margin: float) -> None:
     """Adds the corrected p and the verdict to every comparison. A metric's tests are those on all tasks and runs."""
     for metric in {metric for metrics in comparison.values() for metric in metrics}:
-        tests = [found for metrics in comparison.values() for found in metrics.get(metric, {}).values()]
+        tests = [test for metrics in comparison.values() for test in metrics.get(metric, {}).values()]
         correct(tests)
-        for found in tests:
-            found["verdict"] = of_runs("task", found, margin if found["test"] == MCNEMAR else 0.0)
+        for test in tests:
+            test["verdict"] = of_runs("task", test, margin if test["test"] == MCNEMAR else 0.0)

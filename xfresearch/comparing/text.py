@@ -16,25 +16,25 @@ TASK_TITLES = ("task", "metric", "items", "run", "value", "first", "difference",
 
 def text(comparison: Comparison) -> str:
     """The whole comparison."""
-    found = comparison.found
-    rows = [(path, *cost_cells(run), *loss_cells(run)) for path, run in found["runs"].items()]
+    data = comparison.data
+    rows = [(path, *cost_cells(run), *loss_cells(run)) for path, run in data["runs"].items()]
     parts = ["The runs have the same options."]
-    if found["differences"]:
+    if data["differences"]:
         names = [run.path for run in comparison.runs]
-        parts = [table(to_columns(("option", *names), difference_rows(found)))]
-    parts += [table(to_columns(("run", *COST_TITLES, *LOSS_TITLES), rows)), "\n".join(explanations(found))]
-    parts.append(table(to_columns(GROUP_TITLES, group_rows(found))))
-    if found["tasks"]:
-        parts.append(table(to_columns(TASK_TITLES, task_rows(found))))
-    parts += ["\n".join(f"note: {note}" for note in found["notes"])]
+        parts = [table(to_columns(("option", *names), difference_rows(data)))]
+    parts += [table(to_columns(("run", *COST_TITLES, *LOSS_TITLES), rows)), "\n".join(explanations(data))]
+    parts.append(table(to_columns(GROUP_TITLES, group_rows(data))))
+    if data["tasks"]:
+        parts.append(table(to_columns(TASK_TITLES, task_rows(data))))
+    parts += ["\n".join(f"note: {note}" for note in data["notes"])]
     return "\n\n".join(filter(None, parts))
 
 
-def difference_rows(found: dict) -> list[tuple[str, ...]]:
+def difference_rows(data: dict) -> list[tuple[str, ...]]:
     """The cells of each option that differs: its name, and its value in each run."""
     return [
-        (option, *(repr(values[path]) if path in values else ABSENT for path in found["runs"]))
-        for option, values in found["differences"].items()
+        (option, *(repr(values[path]) if path in values else ABSENT for path in data["runs"]))
+        for option, values in data["differences"].items()
     ]
 
 
@@ -59,10 +59,10 @@ def _pair_cells(pair: dict) -> tuple[str, ...]:
     return f"{pair['difference']:+.4f}", interval, f"{pair['p_holm']:.2g}", pair["verdict"]
 
 
-def group_rows(found: dict) -> list[tuple[str, ...]]:
+def group_rows(data: dict) -> list[tuple[str, ...]]:
     """The cells of each group of runs that differ in the seed alone, under GROUP_TITLES."""
     rows = []
-    for group in found["groups"]:
+    for group in data["groups"]:
         seeds = ", ".join(ABSENT if seed is None else str(seed) for seed in group["seeds"])
         own = (", ".join(f"{loss:.4f}" for loss in group["losses"]) or ABSENT, _known(group["mean"], "{:.4f}"))
         half = "" if math.isnan(group["half"]) else f"{group['half']:.4f}"
@@ -76,10 +76,10 @@ def _known(value: float | None, form: str) -> str:
     return ABSENT if value is None else form.format(value)
 
 
-def task_rows(found: dict) -> list[tuple[str, ...]]:
+def task_rows(data: dict) -> list[tuple[str, ...]]:
     """The cells of each task, metric and run under TASK_TITLES."""
     rows = []
-    for name, metrics in found["tasks"].items():
+    for name, metrics in data["tasks"].items():
         for metric, pairs in metrics.items():
             for path, pair in pairs.items():
                 difference, interval, p, verdict = _pair_cells(pair)
@@ -89,12 +89,12 @@ def task_rows(found: dict) -> list[tuple[str, ...]]:
     return rows
 
 
-def explanations(found: dict) -> list[str]:
+def explanations(compared: dict) -> list[str]:
     """What the figures of the runs mean."""
-    lines = [f"Losses are in {found['unit']}. FLOPs are those of a forward pass; training needs three times as many."]
-    if data := found["held_out"]:
-        units = next(run["held_out"]["units"] for run in found["runs"].values() if run["held_out"])
-        first = next(iter(found["runs"]))
+    lines = [f"Losses are in {compared['unit']}. FLOPs are those of a forward pass; training needs three times as many."]
+    if data := compared["held_out"]:
+        units = next(run["held_out"]["units"] for run in compared["runs"].values() if run["held_out"])
+        first = next(iter(compared["runs"]))
         lines += [
             f"Held-out loss: {data['corpus']}, {data['split']}, {data['description']}.",
             f"Differences are to {first}, paired over {units:,} {data['unit']}.",

@@ -78,10 +78,10 @@ class Published:
 
     def _checked(self, content: bytes, path: Path) -> bytes:
         kind, wanted = self.checksum.split(":")
-        found = hashlib.new(kind, content).hexdigest()
-        if found != wanted:
+        actual = hashlib.new(kind, content).hexdigest()
+        if actual != wanted:
             raise UserError(
                 f"{path}: wrong checksum of {Path(self.member).name} of corpus {self.corpus!r}:"
-                f" {kind} is {found}, must be {wanted}"
+                f" {kind} is {actual}, must be {wanted}"
             )
         return content

@@ -212,10 +212,10 @@ def _relation(file: Path) -> tuple[str, list[str], list[tuple[str, str]]]:
     try:
         content = file.read_bytes()
         check_utf8(content, file)
-        found = json.loads(content)
-        templates = [*found["prompt_templates"], *found.get("prompt_templates_zs", ())]
-        pairs = [(sample["subject"].strip(), sample["object"].strip()) for sample in found["samples"]]
-        name, templates = found["name"].strip(), list(dict.fromkeys(template.strip() for template in templates))
+        stated = json.loads(content)
+        templates = [*stated["prompt_templates"], *stated.get("prompt_templates_zs", ())]
+        pairs = [(sample["subject"].strip(), sample["object"].strip()) for sample in stated["samples"]]
+        name, templates = stated["name"].strip(), list(dict.fromkeys(template.strip() for template in templates))
     except OSError as error:
         raise UserError(f"{file}: cannot be read: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
@@ -230,4 +230,4 @@ def _relation(file: Path) -> tuple[str, list[str], list[tuple[str, str]]]:
     objects = defaultdict(set)
     for subject, object_ in pairs:
         objects[subject].add(object_)
-    return name, templates, [(subject, *found) for subject, found in objects.items() if subject and len(found) == 1]
+    return name, templates, [(subject, *known) for subject, known in objects.items() if subject and len(known) == 1]

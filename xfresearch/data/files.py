@@ -8,7 +8,7 @@ from pathlib import Path
 from xfresearch.data.rows import LONGEST, READERS, check_utf8, text_of, utf8
 from xfresearch.runtime.compression import SUFFIXES
 from xfresearch.runtime.errors import UserError
-from xfresearch.runtime.formats import BROKEN, PROSE, WHAT, Found, refused, sniff, suffix_of
+from xfresearch.runtime.formats import BROKEN, PROSE, WHAT, FileFormat, refused, sniff, suffix_of
 
 # What a directory is searched for. Of .json, files of rows are taken; others describe a data set, or configure a program.
 TEXT_SUFFIXES = (".txt", ".text", ".tokens", *PROSE)
@@ -63,27 +63,27 @@ def _is_hidden(path: Path, base: Path) -> bool:
 def read_documents(path: Path, field: str) -> Iterator[bytes]:
     """The UTF-8 documents of one file: `field` of each row of a file of records, or the whole of a text (`_texts`). Raises
     UserError for a file of another kind."""
-    found = sniff(path)
-    if found.kind in READERS:
+    file_format = sniff(path)
+    if file_format.kind in READERS:
         number = -1
-        for number, (where, row) in enumerate(READERS[found.kind](path, found, field)):  # noqa: B007
+        for number, (where, row) in enumerate(READERS[file_format.kind](path, file_format, field)):  # noqa: B007
             yield text_of(row, where, field)
         if number < 0:
-            raise UserError(f"{path}: {WHAT[found.kind]} without a row")
-    elif found.kind == "text":
+            raise UserError(f"{path}: {WHAT[file_format.kind]} without a row")
+    elif file_format.kind == "text":
         line = 1
-        for text in _texts(path, found):
+        for text in _texts(path, file_format):
             check_utf8(text, path, line)
             line += text.count(b"\n")
             yield text
-    elif found.kind != "empty" or path.name != "__init__.py":  # an empty __init__.py is normal in a Python package
-        raise refused(path, found, READABLE)
+    elif file_format.kind != "empty" or path.name != "__init__.py":  # an empty __init__.py is normal in a Python package
+        raise refused(path, file_format, READABLE)
 
 
-def _texts(path: Path, found: Found) -> Iterator[bytes]:
+def _texts(path: Path, file_format: FileFormat) -> Iterator[bytes]:
     """The whole of a text. One of more than LONGEST bytes is read in documents of about PIECE bytes, cut at line ends, or
     between characters where there are none: it need not fit in memory."""
-    with utf8(path, found) as file:
+    with utf8(path, file_format) as file:
         text = file.read(LONGEST)
         more = file.read(PIECE)
         if not more:

@@ -58,5 +58,5 @@ def _draw(task: Recall, length: int) -> tuple[np.ndarray, np.ndarray]:
     values_NP = rng.integers(task.keys, task.vocab_size, (N, P), dtype=np.int32)
     pairs_NL = np.stack([keys_NP, values_NP], -1).reshape(N, 2 * P)
     order_NP = rng.permuted(np.broadcast_to(np.arange(P), (N, P)), axis=1)
-    again_NP, found_NP = (np.take_along_axis(each_NP, order_NP, 1) for each_NP in (keys_NP, values_NP))
-    return np.concatenate([pairs_NL, again_NP], 1), np.concatenate([np.full_like(pairs_NL, NO_LABEL), found_NP], 1)
+    again_NP, answer_NP = (np.take_along_axis(each_NP, order_NP, 1) for each_NP in (keys_NP, values_NP))
+    return np.concatenate([pairs_NL, again_NP], 1), np.concatenate([np.full_like(pairs_NL, NO_LABEL), answer_NP], 1)

@@ -106,15 +106,15 @@ def fields_of(value) -> list[dict]:
 def _rewrites(row: Node) -> list[dict]:
     asked = row["requested_rewrite"]
     several = isinstance(asked.value, list)
-    found = [_rewrite(each) for each in (row.items("requested_rewrite") if several else [asked])]
-    if several and not found:
+    rewrites = [_rewrite(each) for each in (row.items("requested_rewrite") if several else [asked])]
+    if several and not rewrites:
         raise asked.wrong("at least one edit")
-    near = tuple((prompt, found[0]["target"]) for prompt in row.texts("neighborhood_prompts"))
-    found[-1] |= {"paraphrases": row.texts("paraphrase_prompts"), "neighbours": near}
+    near = tuple((prompt, rewrites[0]["target"]) for prompt in row.texts("neighborhood_prompts"))
+    rewrites[-1] |= {"paraphrases": row.texts("paraphrase_prompts"), "neighbours": near}
     if "new_answer" in row:
         answers = row["new_answer"].text(), row.optional("answer")
-        found[-1]["consequences"] = tuple((question, *answers) for question in row.texts("questions"))
-    return found
+        rewrites[-1]["consequences"] = tuple((question, *answers) for question in row.texts("questions"))
+    return rewrites
 
 
 def _rewrite(asked: Node) -> dict:

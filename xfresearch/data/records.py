@@ -68,10 +68,10 @@ def read_records(path) -> list[Record]:
     path = epath.Path(path).expanduser()
     if not exists(path):
         raise UserError(f"{path} does not exist: it must be a JSON file of records")
-    found = sniff(path)
-    if found.kind not in ("json array", "json lines"):
-        raise refused(path, found, "it must be a JSON list of records, or JSON lines")
-    rows = enumerate(READERS[found.kind](path, found))
+    file_format = sniff(path)
+    if file_format.kind not in ("json array", "json lines"):
+        raise refused(path, file_format, "it must be a JSON list of records, or JSON lines")
+    rows = enumerate(READERS[file_format.kind](path, file_format))
     records = [record for number, (_, row) in rows for record in _records(f"{path}, record {number}", row)]
     if not records:
         raise UserError(f"{path} must be a JSON list of records, at least one")
@@ -81,10 +81,10 @@ def read_records(path) -> list[Record]:
 def read_record(where: str, row) -> Record:
     """The record of an object of a file, or of a Record, which is checked as well. Raises UserError, which begins with
     `where`."""
-    found = _records(where, row._asdict() if isinstance(row, Record) else row)
-    if len(found) > 1:
-        raise UserError(f"{where} has {len(found)} edits: give each as a record, or the file to read_records")
-    return found[0]
+    edits = _records(where, row._asdict() if isinstance(row, Record) else row)
+    if len(edits) > 1:
+        raise UserError(f"{where} has {len(edits)} edits: give each as a record, or the file to read_records")
+    return edits[0]
 
 
 def _records(where: str, row) -> list[Record]:

@@ -15,7 +15,7 @@ from typing import BinaryIO
 
 from xfresearch.runtime.compression import Chunks, opened
 from xfresearch.runtime.errors import UserError, nearest
-from xfresearch.runtime.formats import HEAD, Found
+from xfresearch.runtime.formats import HEAD, FileFormat
 
 LONGEST = 1 << 26  # bytes of a row: a file that never ends a row must not fill the memory
 _BATCH = 256  # rows of a parquet file that are decoded at once
@@ -25,10 +25,11 @@ _SPACES = re.compile(r"[ \t\r\n]*")
 
 
 @contextmanager
-def utf8(path, found: Found) -> Iterator[BinaryIO]:
+def utf8(path, file_format: FileFormat) -> Iterator[BinaryIO]:
     """The content of a text file, decompressed and in UTF-8, which is not checked if the file is in UTF-8 already."""
-    with opened(path, found.compression) as stream:
-        yield stream if found.encoding == "utf-8" else io.BufferedReader(Chunks(_recoded(stream, path, found.encoding)))
+    with opened(path, file_format.compression) as stream:
+        encoding = file_format.encoding
+        yield stream if encoding == "utf-8" else io.BufferedReader(Chunks(_recoded(stream, path, encoding)))
 
 
 def _recoded(stream: BinaryIO, path, encoding: str) -> Iterator[bytes]:
@@ -87,9 +88,9 @@ def _listed(fields) -> str:
     return (", ".join(names[:_SHOWN]) or "none").replace("\n", " ") + more
 
 
-def json_lines(path, found: Found, field: str = "") -> Iterator[tuple[str, object]]:
+def json_lines(path, file_format: FileFormat, field: str = "") -> Iterator[tuple[str, object]]:
     """The JSON value on each line that is not blank. Lines end with LF or CRLF."""
-    with utf8(path, found) as stream:
+    with utf8(path, file_format) as stream:
         number = 0
         while line := stream.readline(LONGEST):
             number += 1
@@ -108,9 +109,9 @@ def _parsed(line: bytes, where: str):
         raise UserError(f"{where}: invalid JSON: {getattr(error, 'msg', error)}") from None
 
 
-def json_array(path, found: Found, field: str = "") -> Iterator[tuple[str, object]]:
+def json_array(path, file_format: FileFormat, field: str = "") -> Iterator[tuple[str, object]]:
     """The elements of a JSON array, parsed one by one."""
-    with utf8(path, found) as stream:
+    with utf8(path, file_format) as stream:
         yield from _Array(stream, path).elements()
 
 
@@ -187,12 +188,12 @@ class _Array:
         return UserError(f"{self.path}:{self.line}: invalid JSON: {message}")
 
 
-def table(path, found: Found, field: str) -> Iterator[tuple[str, object]]:
+def table(path, file_format: FileFormat, field: str) -> Iterator[tuple[str, object]]:
     """The rows of a CSV or TSV file. The first one names the columns; every row must have as many values."""
-    dialect = csv.excel if found.kind == "csv" else csv.excel_tab
+    dialect = csv.excel if file_format.kind == "csv" else csv.excel_tab
     limit = csv.field_size_limit(LONGEST)
     try:
-        with utf8(path, found) as stream:
+        with utf8(path, file_format) as stream:
             lines = io.TextIOWrapper(stream, "utf-8-sig", newline="")
             reader = csv.reader(lines, dialect, strict=True)
             columns = next(reader, [])
@@ -206,7 +207,7 @@ def table(path, found: Found, field: str) -> Iterator[tuple[str, object]]:
                 if row:
                     yield where, dict(zip(columns, row, strict=True))
     except csv.Error as error:
-        raise UserError(f"{path}:{reader.line_num}: not a valid {found.kind.upper()} row: {error}") from None
+        raise UserError(f"{path}:{reader.line_num}: not a valid {file_format.kind.upper()} row: {error}") from None
     except UnicodeDecodeError as error:
         byte = f"byte 0x{error.object[error.start]:02x} ({error.reason})"
         raise UserError(f"{path}: not UTF-8 after line {reader.line_num}: {byte}") from None
@@ -214,15 +215,15 @@ def table(path, found: Found, field: str) -> Iterator[tuple[str, object]]:
         csv.field_size_limit(limit)
 
 
-def columns(path, found: Found, field: str) -> Iterator[tuple[str, object]]:
+def columns(path, file_format: FileFormat, field: str) -> Iterator[tuple[str, object]]:
     """The rows of a parquet or arrow file, with one column. Raises UserError for a compressed one: it is not a stream."""
     import pyarrow
 
-    if found.compression:
-        raise UserError(f"{path}: {found.kind}, compressed with {found.compression}: decompress it first")
+    if file_format.compression:
+        raise UserError(f"{path}: {file_format.kind}, compressed with {file_format.compression}: decompress it first")
     number = 0
     try:
-        for batch in _batches(path, found.kind, field):
+        for batch in _batches(path, file_format.kind, field):
             column = batch.column(field)
             if not _is_string(column.type):
                 raise UserError(f"{path}: column {field!r} is {column.type}; it must be a string (config.data.text_field)")
@@ -234,7 +235,7 @@ def columns(path, found: Found, field: str) -> Iterator[tuple[str, object]]:
         if getattr(error, "errno", None):
             raise UserError(f"{path}: cannot be read: {error.strerror}") from None
         reason = str(error).strip().partition("\n")[0]
-        raise UserError(f"{path}: a damaged {found.kind} file, after row {number}: {reason}") from None
+        raise UserError(f"{path}: a damaged {file_format.kind} file, after row {number}: {reason}") from None
 
 
 def _batches(path, kind: str, field: str) -> Iterator:

@@ -138,8 +138,8 @@ def cut_at_lines(text: bytes) -> dict[str, bytes]:
 def _cut_near(text: bytes, target: int, reach: int) -> int:
     below = text.rfind(b"\n", target - reach, target) + 1
     above = text.find(b"\n", target, target + reach) + 1
-    found = [cut for cut in (below, above) if cut]
-    return min(found, key=lambda cut: abs(cut - target)) if found else _character_start(text, target)
+    cuts = [cut for cut in (below, above) if cut]
+    return min(cuts, key=lambda cut: abs(cut - target)) if cuts else _character_start(text, target)
 
 
 def _character_start(text: bytes, position: int) -> int:

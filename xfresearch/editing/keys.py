@@ -34,12 +34,12 @@ RIDGE = 1e-2  # of the mean of C's diagonal: units that are never active have no
 
 def prefixes_of(lm, seed: int = 0) -> list[str]:
     """What stands before the prompt: nothing, and texts that the model writes, each with a full stop."""
-    found = [""]
+    prefixes = [""]
     for count, length in PREFIXES:
-        seeds = [seed * 1000 + len(found) + number for number in range(count)]
+        seeds = [seed * 1000 + len(prefixes) + number for number in range(count)]
         texts = lm.generate([""] * count, max_new_tokens=length, temperature=1.0, top_p=1.0, seed=seeds)
-        found += [f"{text.strip().rstrip('.')}. " for text in texts]
-    return found
+        prefixes += [f"{text.strip().rstrip('.')}. " for text in texts]
+    return prefixes
 
 
 def keys_of(lm, place: str, record: Record, prefixes: list[str]) -> np.ndarray:

@@ -85,11 +85,11 @@ def _edited(lm, requests, places, C: dict[str, np.ndarray], prefixes, key: str, 
     for record in requests:
         of_subject.setdefault(record.subject, []).append(record)
     with stage("MEMIT, the streams", len(requests), "requests") as progress:
-        found = {}
+        deltas = {}
         for subject, records in of_subject.items():
-            found[subject] = delta_for(lm, places[-1], records, prefixes, settings, site)
+            deltas[subject] = delta_for(lm, places[-1], records, prefixes, settings, site)
             progress.update(len(records))
-    deltas_ND = np.stack([found[record.subject].delta_D for record in requests])
+    deltas_ND = np.stack([deltas[record.subject].delta_D for record in requests])
     wanted_ND = streams(lm, places[-1], site, requests) + deltas_ND
     edited, norms = lm, []
     with stage("MEMIT, the layers", len(places), "layers") as progress:
@@ -101,7 +101,7 @@ def _edited(lm, requests, places, C: dict[str, np.ndarray], prefixes, key: str, 
             edited = with_change(edited, place, change)
             norms.append(float(np.linalg.norm(change) / np.linalg.norm(values.values_GMV)))
             progress.update(1)
-    pairs = [(record, found[record.subject]) for record in requests]
+    pairs = [(record, deltas[record.subject]) for record in requests]
     return edited, [Edit(record, places, tuple(norms), each.losses, each.probability) for record, each in pairs]
 
 
@@ -127,8 +127,8 @@ def stream_site(lm, place: str) -> str:
 def streams(lm, place: str, site: str, requests: Sequence[Record]) -> np.ndarray:
     """[N, D] in float64: the stream at the last token of each subject, without a prefix."""
     tap = f"{written_by(place)}.{site}"
-    found = []
+    stream_ND = []
     for record in requests:
         prompt = prompt_of(lm, record, record.target_new)._replace(target=())
-        found.append(np.asarray(lm.capture(fitting(lm, [prompt])[0], tap)[tap][0, prompt.last], np.float64))
-    return np.stack(found)
+        stream_ND.append(np.asarray(lm.capture(fitting(lm, [prompt])[0], tap)[tap][0, prompt.last], np.float64))
+    return np.stack(stream_ND)

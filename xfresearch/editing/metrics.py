@@ -62,14 +62,14 @@ def measure(lm, requests: Sequence[Record], generate: bool = True, seed: int = 0
     rows = [(prompt, wanted) for _, _, prompt, wanted, _ in asked] + [(prompt, other) for *_, prompt, _, other in asked]
     known = [bool(wanted and other) for *_, wanted, other in asked]
     filled = [(prompt, object_ or "?") for prompt, object_ in rows]
-    found = score(lm, [prompt for prompt, _ in filled], [object_ for _, object_ in filled], "facts")
-    likely = np.exp(found.log_probability / found.tokens)
+    scored = score(lm, [prompt for prompt, _ in filled], [object_ for _, object_ in filled], "facts")
+    likely = np.exp(scored.log_probability / scored.tokens)
     wanted, other = np.where([known, known], likely.reshape(2, -1), np.nan)
     measured = {
         "score": np.where(known, wanted > other, np.nan),
         "magnitude": wanted - other,
-        "teacher forced": np.where([bool(row[3]) for row in asked], found.right[: len(asked)], np.nan),
-        "generated": np.where([bool(row[3]) for row in asked], found.recalled[: len(asked)], np.nan),
+        "teacher forced": np.where([bool(row[3]) for row in asked], scored.right[: len(asked)], np.nan),
+        "generated": np.where([bool(row[3]) for row in asked], scored.recalled[: len(asked)], np.nan),
     }
     values = {}
     for kind in KINDS:
@@ -77,8 +77,8 @@ def measure(lm, requests: Sequence[Record], generate: bool = True, seed: int = 0
             of = [[value[row] for row, a in enumerate(asked) if a[:2] == (number, kind)] for number in range(len(requests))]
             values[f"{kind}, {name}"] = np.array([mean_of_known(each) if each else np.nan for each in of])
     own = [row for row, a in enumerate(asked) if a[1] == "efficacy"]
-    new = np.exp(found.log_probability[own])
-    old = np.exp(found.log_probability[len(asked) :][own])
+    new = np.exp(scored.log_probability[own])
+    old = np.exp(scored.log_probability[len(asked) :][own])
     old[[not record.target for record in requests]] = np.nan
     texts = _generated(lm, requests, seed) if generate else [[] for _ in requests]
     if generate:
@@ -110,8 +110,8 @@ def joined(parts: Sequence[Measured], requests: Sequence[Record]) -> Measured:
 def summary(measured: Measured) -> dict[str, tuple[float, float, float]]:
     """{name: (mean over requests, ends of its 95 % interval)} of all measures, S first."""
     scores = [measured.values[f"{kind}, score"] for kind in SCORED]
-    found = {"S": bootstrap_interval(harmonic, *scores)}
-    return found | {name: bootstrap_interval(mean_of_known, value) for name, value in measured.values.items()}
+    intervals = {"S": bootstrap_interval(harmonic, *scores)}
+    return intervals | {name: bootstrap_interval(mean_of_known, value) for name, value in measured.values.items()}
 
 
 def harmonic(*scores) -> float:
@@ -142,7 +142,7 @@ def _words(text: str) -> list[str]:
 
 def entropy(texts: Sequence[str]) -> float:
     """The weighted n-gram entropy of texts, in bits: the mean over texts of (2/3 H_2 + 4/3 H_3) / 2; NaN without texts."""
-    found = []
+    entropies = []
     for text in texts:
         words = _words(text)
         total = 0.0
@@ -150,8 +150,8 @@ def entropy(texts: Sequence[str]) -> float:
             counts = Counter(zip(*(words[n:] for n in range(size)), strict=False))
             p = np.array(list(counts.values()), float) / max(1, counts.total())
             total -= weight * float((p * np.log2(p)).sum())
-        found.append(total / 2)
-    return float(np.mean(found)) if found else math.nan
+        entropies.append(total / 2)
+    return float(np.mean(entropies)) if entropies else math.nan
 
 
 def consistency(texts: Sequence[Sequence[str]], references: Sequence[Sequence[str]]) -> np.ndarray:
@@ -162,9 +162,9 @@ def consistency(texts: Sequence[Sequence[str]], references: Sequence[Sequence[st
     weight = {word: math.log((1 + len(documents)) / (1 + count)) + 1 for word, count in frequency.items()}
 
     def vector(counts: Counter) -> dict[str, float]:
-        found = {word: count * weight[word] for word, count in counts.items() if word in weight}
-        norm = math.sqrt(sum(value**2 for value in found.values())) or 1.0
-        return {word: value / norm for word, value in found.items()}
+        weighted = {word: count * weight[word] for word, count in counts.items() if word in weight}
+        norm = math.sqrt(sum(value**2 for value in weighted.values())) or 1.0
+        return {word: value / norm for word, value in weighted.items()}
 
     cosines = []
     for of_request, document in zip(texts, documents, strict=True):

@@ -45,7 +45,7 @@ DEFAULT = Settings()
 PUBLISHED = Settings(steps=20, unit="one")
 
 
-class Found(NamedTuple):
+class Optimised(NamedTuple):
     delta_D: np.ndarray
     losses: list[float]
     probability: float  # of the new objects with delta, over all their tokens, mean over the prompts
@@ -62,7 +62,7 @@ class _Texts(NamedTuple):
 
 def delta_for(
     lm, place: str, records: Sequence[Record], prefixes: list[str], settings: Settings = DEFAULT, site: str = "raw"
-) -> Found:
+) -> Optimised:
     """delta for the new objects of records about one subject, at a site of the sublayer that has the memory. Raises
     UserError for an object that the tokenizer cannot make, or a text beyond the model's table of positions."""
     texts = _texts(lm, records, prefixes)
@@ -81,7 +81,7 @@ def delta_for(
             break
         change_D, state = optimizer.update(slope_D, state)
         delta_D = _clipped(delta_D + change_D, settings.largest * jnp.linalg.norm(value_D))
-    return Found(np.asarray(delta_D, np.float64), losses, float(likely))
+    return Optimised(np.asarray(delta_D, np.float64), losses, float(likely))
 
 
 def _texts(lm, records: Sequence[Record], prefixes: list[str]) -> _Texts:

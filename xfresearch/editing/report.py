@@ -72,14 +72,14 @@ class Report:
             }
             for edit, new, after, old in zip(self.edits, self.before.new, self.after.new, self.after.old, strict=True)
         ]
-        found = {"method": self.method, "settings": self.settings, "failures": self.failures, "requests": rows}
+        data = {"method": self.method, "settings": self.settings, "failures": self.failures, "requests": rows}
         names = ("before", "after", "low", "high")
-        found["metrics"] = {name: dict(zip(names, row, strict=True)) for name, row in self.summary().items()}
-        return found | {"before": self.drift_before._asdict(), "after": self.drift_after._asdict()}
+        data["metrics"] = {name: dict(zip(names, row, strict=True)) for name, row in self.summary().items()}
+        return data | {"before": self.drift_before._asdict(), "after": self.drift_after._asdict()}
 
     def result(self, step: int) -> Result:
         """The report as data, tables and a page (analysis/result.py)."""
-        rows = [(name, *(_rounded(value) for value in found)) for name, found in self.summary().items()]
+        rows = [(name, *(_rounded(value) for value in interval)) for name, interval in self.summary().items()]
         drift = [
             (name.replace("_", " "), *(_rounded(getattr(d, name)) for d in (self.drift_before, self.drift_after)))
             for name in Drift._fields
@@ -108,8 +108,8 @@ class Report:
     def _requests(self) -> Table:
         columns = ("request", "new object", "P(new) before", "after", "object before", "P after", "change of the values")
         rows = []
-        for edit, *found in zip(self.edits, self.before.new, self.after.new, self.after.old, strict=True):
-            new, after, old = map(_rounded, found)
+        for edit, *values in zip(self.edits, self.before.new, self.after.new, self.after.old, strict=True):
+            new, after, old = map(_rounded, values)
             record = edit.record
             rows.append((record.text, record.target_new, new, after, record.target, old, _rounded(max(edit.norms))))
         return Table("Requests", "probabilities of the whole object", columns, rows)

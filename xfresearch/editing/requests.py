@@ -60,19 +60,19 @@ def prepared(
     if lm.tokenizer is None:
         raise UserError("this model has no tokenizer, so it cannot read a request")
     known = known_facts(lm) if known is None else known
-    found = []
+    completed = []
     for number, request in enumerate(requests):
         record = read_record(f"request {number}", request)
         if not record.target_new:
             raise UserError(f"request {number}, {record.subject!r}, has no target_new: it must be the new object")
-        found.append(_completed(number, record, known))
-        if found[-1].target_new == found[-1].target:
+        completed.append(_completed(number, record, known))
+        if completed[-1].target_new == completed[-1].target:
             what = f"target_new={record.target_new!r} is not allowed: it is the object before"
-            raise UserError(f"request {number}, {found[-1].text!r}: {what}")
-        prompt_of(lm, found[-1], found[-1].target_new)
-        for _, text, *objects in prompts_of(found[-1]):  # of the metrics: those that do not fit are an error now, not later
+            raise UserError(f"request {number}, {completed[-1].text!r}: {what}")
+        prompt_of(lm, completed[-1], completed[-1].target_new)
+        for _, text, *objects in prompts_of(completed[-1]):  # of the metrics: an error now, not later
             check_length(lm.config, max(len(encode(lm.config, lm.tokenizer, f"{text} {o}", "prompt")) for o in objects))
-    return found, known
+    return completed, known
 
 
 def _completed(number: int, record: Record, known: Sequence[Fact] | None) -> Record:
@@ -102,13 +102,13 @@ def traced(lm: LanguageModel, requests: Sequence[Record]) -> str:
         raise UserError("this model has no memory: it has neither feed-forward layers nor persistent slots")
     if not records:  # of an empty list, trace would take the model's own corpus
         raise UserError("no request has a target, the object before, which the trace of the requests needs: give --place")
-    found = trace(lm, records, count=TRACED, window=1).data
+    data = trace(lm, records, count=TRACED, window=1).data
     best = {}
     for place in places(lm.config):
         number, sublayer = where(place)
         if "." not in sublayer:  # shared experts see all tokens: values.py
             value = value_of(lm.config, sublayer_of(lm.config, place))
-            best[place] = found[value][number, CLASSES.index("last subject")]
+            best[place] = data[value][number, CLASSES.index("last subject")]
     return max(best, key=best.__getitem__)
 
 

@@ -68,14 +68,14 @@ def _edited(lm, requests, place: str, factors: list, prefixes: list[str], key: s
         for record in requests:
             keys_JHM = keys_of(edited, place, record, prefixes)
             mean_HM = keys_JHM.mean(0)
-            found = delta_for(edited, place, [record], prefixes, settings)
+            optimised = delta_for(edited, place, [record], prefixes, settings)
             values = values_of(edited, place)
-            change = rome_change(values, factors, mean_HM, found.delta_D)
+            change = rome_change(values, factors, mean_HM, optimised.delta_D)
             if key == "published":
                 change = change * _published(factors, mean_HM, keys_JHM[0])
             edited = with_change(edited, place, change)
             norm = float(np.linalg.norm(change) / np.linalg.norm(values.values_GMV))
-            edits.append(Edit(record, (place,), (norm,), found.losses, found.probability))
+            edits.append(Edit(record, (place,), (norm,), optimised.losses, optimised.probability))
             progress.update(1)
     return edited, edits
 

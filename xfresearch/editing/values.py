@@ -144,11 +144,11 @@ def memit_change(values: Values, covariance_GMM: np.ndarray, keys_NHM, asked_ND:
         return np.stack([np.einsum("nhm,hvd,nd->mv", s_NhM, W_hVD, mu_ND, optimize=True) for s_NhM, W_hVD in pairs])
 
     def all_written(mu_X) -> np.ndarray:
-        found_ND = mu_X.reshape(asked_ND.shape)
-        for change_MV, heads in zip(change(found_ND), groups, strict=True):
+        written_ND = mu_X.reshape(asked_ND.shape)
+        for change_MV, heads in zip(change(written_ND), groups, strict=True):
             arrays = keys_NHM[:, heads], change_MV, values.output_HVD[heads]
-            found_ND = found_ND + np.einsum("nhm,mv,hvd->nd", *arrays, optimize=True)
-        return found_ND.ravel()
+            written_ND = written_ND + np.einsum("nhm,mv,hvd->nd", *arrays, optimize=True)
+        return written_ND.ravel()
 
     # S + 1 is symmetric and positive definite, and N D x N D: too large to be made.
     operator = sparse_linalg.LinearOperator((asked_ND.size, asked_ND.size), all_written, dtype=np.float64)
@@ -164,12 +164,12 @@ def _solve_heads(C_MM: np.ndarray, keys_NhM: np.ndarray) -> np.ndarray:
 
 def written(values: Values, change_GMV: np.ndarray, key_HM: np.ndarray) -> np.ndarray:
     """[D]: what key_HM writes through values, or a change of values."""
-    found = 0.0
+    total = 0.0
     for change_MV, heads in zip(change_GMV, values.groups(), strict=True):
         for head in heads:
             of_head_V = key_HM[head] @ change_MV
-            found = found + (of_head_V if values.output_HVD is None else of_head_V @ values.output_HVD[head])
-    return found
+            total = total + (of_head_V if values.output_HVD is None else of_head_V @ values.output_HVD[head])
+    return total
 
 
 def _factor(C_MM: np.ndarray) -> tuple:

@@ -31,17 +31,17 @@ class Kept:
 
     def _read(self, step: int) -> dict | None:
         file = inside(self.folder, f"{step}.json")
-        found = read_object(file) if exists(file) else {}
-        if not found or found.get("checkpoint") != store.digest_of(self.workdir, step):
+        kept = read_object(file) if exists(file) else {}
+        if not kept or kept.get("checkpoint") != store.digest_of(self.workdir, step):
             return None
-        return {name: math.nan if value is None else value for name, value in found["result"].items()}
+        return {name: math.nan if value is None else value for name, value in kept["result"].items()}
 
     def write(self, step: int, result: dict) -> None:
         """Keeps a result. It is only a warning that the directory cannot be written: the run may be somebody else's."""
         if not distributed.first():
             return
         try:
-            found = {"checkpoint": store.digest_of(self.workdir, step), "result": result}
-            write_json(inside(self.folder, f"{step}.json"), found)
+            content = {"checkpoint": store.digest_of(self.workdir, step), "result": result}
+            write_json(inside(self.folder, f"{step}.json"), content)
         except (OSError, UserError) as error:
             print(f"warning: the result of step {step} is not kept: {error}", file=sys.stderr)

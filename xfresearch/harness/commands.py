@@ -43,8 +43,8 @@ def run(options, steps: list[int | None]) -> None:
     """Evaluates checkpoints (None: the newest good one), or the one of a job, and prints the results as `options` say."""
     measured = [_measured(step, options) for step in ([jobs.chosen(steps, options.job)] if options.job else steps)]
     if options.json and distributed.first():
-        found = [without_values(model) for model in measured]
-        write_json(options.json, {"steps": found} if options.all_steps and not options.job else found[0])
+        outcomes = [without_values(model) for model in measured]
+        write_json(options.json, {"steps": outcomes} if options.all_steps and not options.job else outcomes[0])
 
 
 def _measured(step: int | None, options) -> dict:

@@ -62,7 +62,7 @@ def _special_tokens(files: dict[str, bytes]) -> dict[str, str]:
 
 def _object(files: dict[str, bytes], name: str) -> dict:
     try:
-        found = json.loads(files.get(name, b"{}"))
+        value = json.loads(files.get(name, b"{}"))
     except ValueError as error:
         raise UserError(f"{name}: not valid JSON: {error}") from None
-    return found if isinstance(found, dict) else {}
+    return value if isinstance(value, dict) else {}

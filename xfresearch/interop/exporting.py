@@ -136,10 +136,10 @@ def missing(family: Family, model: ModelConfig) -> list[Difference]:
     return differences(model, read_model(family, write_config(family, model)))
 
 
-def reason(found: dict[str, list[Difference]]) -> str:
+def reason(missing_of: dict[str, list[Difference]]) -> str:
     """How a model differs from the nearest family. The first difference is the one that most families share."""
-    nearest = min(found, key=lambda name: len(found[name]))
-    own = {name: [difference for difference in each if not difference.follows] for name, each in found.items()}
+    nearest = min(missing_of, key=lambda name: len(missing_of[name]))
+    own = {name: [difference for difference in each if not difference.follows] for name, each in missing_of.items()}
     families_with = Counter(difference.field for each in own.values() for difference in each)
     first, *others = sorted(own[nearest], key=lambda difference: -families_with[difference.field])
     more = f" and in {', '.join(difference.field for difference in others)}" if others else ""
@@ -164,8 +164,8 @@ def gather(mapping: TensorMapping, leaves: dict, dtype: str) -> np.ndarray:
         with np.errstate(over="raise"):
             for part, view, order in mapping.views(tensor):
                 for bounds, shard in shards_of(leaves[part.path]).items():
-                    if found := overlap(bounds, part.index):
-                        local, slices = found
+                    if shared := overlap(bounds, part.index):
+                        local, slices = shared
                         _put(view, slices, order, np.asarray(shard[local]))
     except FloatingPointError:
         raise UserError(f"tensor {mapping.name} has values outside the range of {dtype}") from None

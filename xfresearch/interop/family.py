@@ -191,10 +191,10 @@ class Family:
     @property
     def reads(self) -> set[str]:
         """The keys of config.json that are read, and those that are known to have no effect."""
-        found = {name for key in self.keys for name in (key.theirs, key.alias)}
-        found |= {*self.needs, *self.same, *self.same.values(), *self.without_effect}
-        found |= set(self.by_layer.keys) if self.by_layer else set()
-        return found | (set(self.rope.keys) if self.rope else set())
+        names = {name for key in self.keys for name in (key.theirs, key.alias)}
+        names |= {*self.needs, *self.same, *self.same.values(), *self.without_effect}
+        names |= set(self.by_layer.keys) if self.by_layer else set()
+        return names | (set(self.rope.keys) if self.rope else set())
 
 
 def number(key: str, value) -> float:

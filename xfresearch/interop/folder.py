@@ -98,8 +98,8 @@ def _files(folder: Path) -> list[Path]:
             "save the model as safetensors"
         )
     others = [name for name in _weights(folder) if name != INDEX]
-    found = f": the names of its files, such as {others[0]}, are not those of a model's weights" if others else ""
-    raise UserError(f"{folder}: it has neither model.safetensors nor {INDEX}{found}")
+    hint = f": the names of its files, such as {others[0]}, are not those of a model's weights" if others else ""
+    raise UserError(f"{folder}: it has neither model.safetensors nor {INDEX}{hint}")
 
 
 def _shards(folder: Path) -> list[Path]:

@@ -222,8 +222,8 @@ class Shards:
         """Writes `values`, their last dimension taken in `order`, to array[index]."""
         values = values if isinstance(order, slice) else values[..., order]
         for bounds, buffer in self.buffers.items():
-            if found := overlap(bounds, index):
-                local, slices = found
+            if shared := overlap(bounds, index):
+                local, slices = shared
                 copy(buffer[*local, ...], values[slices])
 
     def array(self) -> jax.Array:

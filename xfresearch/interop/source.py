@@ -52,5 +52,5 @@ def load(directory: Path) -> Source | None:
 def small_files(*folder) -> dict[str, bytes]:
     """{name: content} of the files that belong to the model, except config.json and the weights. The folder is given as the
     arguments of files.inside."""
-    found = files_in(*folder)
-    return {file.name: read_bytes(file) for file in found if file.name in NAMES or file.suffix == ".model"}
+    files = files_in(*folder)
+    return {file.name: read_bytes(file) for file in files if file.name in NAMES or file.suffix == ".model"}

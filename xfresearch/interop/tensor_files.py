@@ -121,9 +121,9 @@ def tensors_in(file: Path) -> Iterator[StoredTensor]:
 
 def _check_kind(file: Path) -> None:
     """Raises UserError for a file of another kind, which it names."""
-    found = sniff(file)
-    if found.kind not in ("safetensors", "binary", "misnamed"):
-        raise refused(file, found, "it must be a safetensors file")
+    file_format = sniff(file)
+    if file_format.kind not in ("safetensors", "binary", "misnamed"):
+        raise refused(file, file_format, "it must be a safetensors file")
 
 
 class DuplicateKey(ValueError):
@@ -131,11 +131,11 @@ class DuplicateKey(ValueError):
 
 
 def _unique(pairs: list[tuple]) -> dict:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    entries = dict(pairs)
+    if len(entries) < len(pairs):
         names = [name for name, _ in pairs]
         raise DuplicateKey(repr(next(name for name in names if names.count(name) > 1)))
-    return found
+    return entries
 
 
 def _stored(file: Path, name: str, entry, start: int, size: int) -> StoredTensor:

@@ -40,22 +40,22 @@ def _forward(function, rows, weights, sizes_E, block: int, saved):
 
     def results(weights, rows):
         """y of a block, and the products to save."""
-        found = {}
+        values = {}
 
         def products(x, names: tuple[str, ...], gates=None):
-            found.update({name: _product(x, weights[name]) for name in names})
-            return [with_bias(found[name], weights.get(name + BIAS), gates) for name in names]
+            values.update({name: _product(x, weights[name]) for name in names})
+            return [with_bias(values[name], weights.get(name + BIAS), gates) for name in names]
 
-        return function(products, *rows), {name: found[name] for name in saved}
+        return function(products, *rows), {name: values[name] for name in saved}
 
-    def group(found, inputs):
+    def group(values, inputs):
         weights, start, size = inputs
 
-        def step(i, found):
+        def step(i, values):
             at, own_N1 = _place(start, size, i, block, T)
-            return _write(found, results(weights, _read(rows, at, block)), at, own_N1)
+            return _write(values, results(weights, _read(rows, at, block)), at, own_N1)
 
-        return jax.lax.fori_loop(0, _blocks(size, block), step, found), None
+        return jax.lax.fori_loop(0, _blocks(size, block), step, values), None
 
     shapes = jax.eval_shape(results, *jax.tree.map(lambda x: x[0], (weights,)), _read(rows, 0, block))
     zeros = jax.tree.map(lambda shape: jnp.zeros((T, *shape.shape[1:]), shape.dtype), shapes)

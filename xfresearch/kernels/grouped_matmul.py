@@ -81,8 +81,8 @@ def grouped(function: Callable, rows: tuple, weights: dict, sizes_E, *, saved=()
 
     def products(x, names: tuple[str, ...], gates=None):
         product = partial(grouped_matmul, sizes_E=sizes_E, whole=whole, **choice)
-        found = joined(product, x, [weights[name] for name in names])
-        return [biased(y, weights.get(name + BIAS), gates) for name, y in zip(names, found, strict=True)]
+        outputs = joined(product, x, [weights[name] for name in names])
+        return [biased(y, weights.get(name + BIAS), gates) for name, y in zip(names, outputs, strict=True)]
 
     return function(products, *rows)
 

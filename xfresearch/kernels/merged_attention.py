@@ -62,10 +62,10 @@ def _backward(parts, residuals, do_BLHV):
 merged.defvjp(_forward, _backward)
 
 
-def merge(found: list):
+def merge(parts: list):
     """(o_BLHV, lse_BHL) of the whole, in float32 or wider, from the (o, lse) of the parts."""
-    lse_BHL = jax.nn.logsumexp(jnp.stack([lse for _, lse in found]), 0)
-    o_BLHV = sum(jnp.exp(lse - lse_BHL).swapaxes(1, 2)[..., None] * o for o, lse in found)
+    lse_BHL = jax.nn.logsumexp(jnp.stack([lse for _, lse in parts]), 0)
+    o_BLHV = sum(jnp.exp(lse - lse_BHL).swapaxes(1, 2)[..., None] * o for o, lse in parts)
     return o_BLHV, lse_BHL
 
 

@@ -55,8 +55,8 @@ def _forward(q_GNK, k_GMK, v_GMV, scale: float, softcap: float, rows: int):
     def block(_, queries):
         return None, [forward(q_NK) for forward, q_NK in zip(heads, queries, strict=True)]
 
-    found = jax.lax.scan(block, None, _in_blocks(q_GNK, rows))[1]
-    o_GNV, lse_GN1 = (_joined(each, q_GNK.shape[1]) for each in zip(*found, strict=True))
+    blocks = jax.lax.scan(block, None, _in_blocks(q_GNK, rows))[1]
+    o_GNV, lse_GN1 = (_joined(each, q_GNK.shape[1]) for each in zip(*blocks, strict=True))
     return o_GNV, (q_GNK, k_GMK, v_GMV, o_GNV, lse_GN1)
 
 

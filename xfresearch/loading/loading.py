@@ -51,20 +51,20 @@ def load(
     requested checkpoint is damaged, and for weights of a Hugging Face folder that are NaN or infinite, unless
     `allow_nonfinite` makes it a warning.
     """
-    found, step = locate(path, step)
-    if _is_llama2c(found):
-        return LanguageModel(**llama2c.load(found, mesh, dtype)._asdict())
-    if folder.is_folder(found):
-        return LanguageModel(**importing.load(found, mesh, dtype, allow_nonfinite)._asdict())
-    run = read_json(inside(found, "config.json"))
+    located, step = locate(path, step)
+    if _is_llama2c(located):
+        return LanguageModel(**llama2c.load(located, mesh, dtype)._asdict())
+    if folder.is_folder(located):
+        return LanguageModel(**importing.load(located, mesh, dtype, allow_nonfinite)._asdict())
+    run = read_json(inside(located, "config.json"))
     if "float64" in (run.model.dtype, run.model.param_dtype):
         jax.config.update("jax_enable_x64", True)
-    tokenizer = load_tokenizer(str(inside(found, "tokenizer"))) if exists(found / "tokenizer") else None
+    tokenizer = load_tokenizer(str(inside(located, "tokenizer"))) if exists(located / "tokenizer") else None
     model = with_dtype(run.model, dtype)
-    step, params = _restore(found, step, abstract_params(run.model, mesh))
+    step, params = _restore(located, step, abstract_params(run.model, mesh))
     if model.param_dtype != run.model.param_dtype:
         params = jax.tree.map(lambda leaf: leaf.astype(model.param_dtype), params)
-    return LanguageModel(model, params, tokenizer, run, step, load_source(found), edits.load(found))
+    return LanguageModel(model, params, tokenizer, run, step, load_source(located), edits.load(located))
 
 
 class Stored(NamedTuple):
@@ -79,20 +79,20 @@ class Stored(NamedTuple):
 
 def stored(path: str | PathLike[str]) -> Stored:
     """The model at `path`, which is one of those that `load` reads. Raises UserError as `load` does."""
-    found, step = locate(path)
-    if _is_llama2c(found):
-        layout, run = llama2c.read_header(Path(found))
-        weights = partial(llama2c.read_params, Path(found), layout)
-        return Stored("llama2.c file", found, run.model, run.data.tokenizer, lambda abstract: (None, weights(abstract)))
-    if folder.is_folder(found):
-        header = importing.read_header(found)
-        tokenizer = str(found) if has_tokenizer(found) else ""
-        read = partial(importing.read_params, found, header)
-        return Stored("Hugging Face folder", found, header.model, tokenizer, lambda abstract: (None, read(abstract)[0]))
-    model = read_json(inside(found, "config.json")).model
-    _require_step(found, step)  # a mistake shows before the data are prepared
-    tokenizer = str(inside(found, "tokenizer")) if exists(found / "tokenizer") else ""
-    return Stored("run", found, model, tokenizer, partial(_restore, found, step))
+    located, step = locate(path)
+    if _is_llama2c(located):
+        layout, run = llama2c.read_header(Path(located))
+        weights = partial(llama2c.read_params, Path(located), layout)
+        return Stored("llama2.c file", located, run.model, run.data.tokenizer, lambda abstract: (None, weights(abstract)))
+    if folder.is_folder(located):
+        header = importing.read_header(located)
+        tokenizer = str(located) if has_tokenizer(located) else ""
+        read = partial(importing.read_params, located, header)
+        return Stored("Hugging Face folder", located, header.model, tokenizer, lambda abstract: (None, read(abstract)[0]))
+    model = read_json(inside(located, "config.json")).model
+    _require_step(located, step)  # a mistake shows before the data are prepared
+    tokenizer = str(inside(located, "tokenizer")) if exists(located / "tokenizer") else ""
+    return Stored("run", located, model, tokenizer, partial(_restore, located, step))
 
 
 def _is_llama2c(path: epath.Path) -> bool:
@@ -107,28 +107,28 @@ def _is_foreign(path: epath.Path) -> bool:
 def locate(path: str | PathLike[str], step: int | None = None) -> tuple[epath.Path, int | None]:
     """The run's directory and the step that `path` or `step` names. A path in another library's format is returned as
     it is."""
-    found = epath.Path(path).expanduser()
-    require_no_dangling_link(found)
-    if found.parent.name == "checkpoints" and store.is_step(found.name):
-        if step not in (None, int(found.name)):
-            raise UserError(f"step={step} is not allowed with the path {found}: give one of the two")
-        return found.parent.parent, int(found.name)
-    if _is_foreign(found):
+    located = epath.Path(path).expanduser()
+    require_no_dangling_link(located)
+    if located.parent.name == "checkpoints" and store.is_step(located.name):
+        if step not in (None, int(located.name)):
+            raise UserError(f"step={step} is not allowed with the path {located}: give one of the two")
+        return located.parent.parent, int(located.name)
+    if _is_foreign(located):
         if step is not None:
-            raise UserError(f"step={step} is not allowed with {found}, which holds one model")
-        return found, None
-    if not exists(found / "config.json"):
-        if found.is_file():
-            raise refused(found, sniff(found), LOADED)
-        problem = "is not a run's directory" if found.exists() else "does not exist"
-        raise UserError(f"{found} {problem}: {LOADED}")
-    return found, step
+            raise UserError(f"step={step} is not allowed with {located}, which holds one model")
+        return located, None
+    if not exists(located / "config.json"):
+        if located.is_file():
+            raise refused(located, sniff(located), LOADED)
+        problem = "is not a run's directory" if located.exists() else "does not exist"
+        raise UserError(f"{located} {problem}: {LOADED}")
+    return located, step
 
 
 def run_config(path: str | PathLike[str]) -> Config:
     """The config of the run at `path`; the default config for a model in another library's format."""
-    found, _ = locate(path)
-    return Config() if _is_foreign(found) else read_json(inside(found, "config.json"))
+    located, _ = locate(path)
+    return Config() if _is_foreign(located) else read_json(inside(located, "config.json"))
 
 
 def _restore(workdir: epath.Path, step: int | None, abstract: Params) -> tuple[int, Params]:
@@ -140,10 +140,10 @@ def _restore(workdir: epath.Path, step: int | None, abstract: Params) -> tuple[i
         except Unusable as error:
             raise UserError(f"{workdir}: {error}") from error
     listed = partial(store.agreed_steps, workdir)
-    found = newest_good(listed, lambda step: store.restore_params(workdir, step, abstract), f"{workdir}: ")
-    if found is None:
+    restored = newest_good(listed, lambda step: store.restore_params(workdir, step, abstract), f"{workdir}: ")
+    if restored is None:
         raise UserError(f"{workdir}: none of its checkpoints can be read (steps {_in_words(listed())})")
-    return found
+    return restored
 
 
 def _require_step(workdir: epath.Path, step: int | None) -> None:

@@ -185,10 +185,10 @@ def _array(pattern: str, value):
         raise UserError(f"replace[{pattern!r}] must be a function, the new value or an xf.Patch") from error
 
 
-def shared(model: ModelConfig, found: dict[str, Patch], rows: int, length: int) -> dict[str, Patch]:
+def shared(model: ModelConfig, given: dict[str, Patch], rows: int, length: int) -> dict[str, Patch]:
     """The patches with traced functions, so that passes with the same operations share a compiled program."""
-    shapes = tap_shapes(model, rows, length) if found else {}
-    return {name: patch if patch.arguments else traced(patch, shapes[name]) for name, patch in found.items()}
+    shapes = tap_shapes(model, rows, length) if given else {}
+    return {name: patch if patch.arguments else traced(patch, shapes[name]) for name, patch in given.items()}
 
 
 def forward(

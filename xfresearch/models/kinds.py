@@ -23,10 +23,10 @@ class Kind:
     module: type[SublayerModule]
 
     def __post_init__(self) -> None:
-        if found := unread(self.options, self.module):
+        if unused := unread(self.options, self.module):
             raise TypeError(
                 f"{self.options.__name__} inherits options that no step of {self.module.__name__} reads: "
-                f"{', '.join(found)} (leave their classes out of {self.options.__name__}, or mark the step that reads "
+                f"{', '.join(unused)} (leave their classes out of {self.options.__name__}, or mark the step that reads "
                 "them with @reads)"
             )
 
@@ -54,5 +54,5 @@ ROLES = {
 def kind_of(options: SublayerConfig) -> Kind:
     """The kind of a sublayer, given its options."""
     # Mixers and feed-forward layers may have kinds of the same name, so the class decides too.
-    found = (kinds.get(options.kind) for kinds, _, _ in ROLES.values())
-    return next(kind for kind in found if kind is not None and type(options) is kind.options)
+    candidates = (kinds.get(options.kind) for kinds, _, _ in ROLES.values())
+    return next(kind for kind in candidates if kind is not None and type(options) is kind.options)

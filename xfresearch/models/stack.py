@@ -154,8 +154,8 @@ def _resolved_block(block: BlockConfig, stack: StackConfig, key: str) -> BlockCo
 
 def _places_until(stack: StackConfig, block: BlockConfig, number: int):
     """The sublayers of a block up to sublayer `number`. Later ones may not be resolved yet."""
-    for i, found in enumerate(places(stack.around, stack.depth, block)):
-        yield found
+    for i, place in enumerate(places(stack.around, stack.depth, block)):
+        yield place
         if i == number:
             return
 

@@ -126,13 +126,13 @@ def unread(options: type[SublayerConfig], module: type) -> list[str]:
     slots, for example, are in the softmax of one step or in the output of another. The options that `options` declares
     itself belong to its kind, and need no mark.
     """
-    found, replaced = set(), set()
+    marked, replaced = set(), set()
     for name in dir(module):
         marks = [getattr(vars(cls)[name], "reads", ()) for cls in module.__mro__ if name in vars(cls)]
-        found |= {*marks[0]} if marks else set()
+        marked |= {*marks[0]} if marks else set()
         replaced |= {group for mark in marks[1:] for group in mark if group not in marks[0]}
     own = {"kind", *inspect.get_annotations(options)}
-    inherited = [cls for cls in options.__mro__[1:] if cls not in found - replaced]
+    inherited = [cls for cls in options.__mro__[1:] if cls not in marked - replaced]
     return [f"{cls.__name__}.{name}" for cls in inherited for name in inspect.get_annotations(cls) if name not in own]
 
 

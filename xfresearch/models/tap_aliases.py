@@ -51,7 +51,7 @@ def lens_names(model: ModelConfig) -> dict[str, str]:
 
 def _of_layer(sublayers: list[Sublayer]) -> dict[str, str]:
     """{our site: their name} of a layer. A role that several sublayers have has no name there."""
-    found = {f"{sublayers[0].name}.before": "hook_resid_pre", f"{sublayers[-1].name}.residual": "hook_resid_post"}
+    aliases = {f"{sublayers[0].name}.before": "hook_resid_pre", f"{sublayers[-1].name}.residual": "hook_resid_post"}
     roles = [each.role for each in sublayers]
     between = roles == ["mixer", "feed_forward"] and all(
         each.connection.reads == each.connection.adds_to == "stream" for each in sublayers
@@ -68,8 +68,8 @@ def _of_layer(sublayers: list[Sublayer]) -> dict[str, str]:
             names = {site: name for site, name in names.items() if site not in UNROTATED}
         normalized = norm is not None and _is_normalized(norm)
         unknown = ([] if normalized else ["in"]) + ([] if between else ["before"])
-        found |= {f"{each.name}.{site}": name for site, name in names.items() if site not in unknown}
-    return found
+        aliases |= {f"{each.name}.{site}": name for site, name in names.items() if site not in unknown}
+    return aliases
 
 
 def _is_normalized(norm: NormSpec) -> bool:

@@ -74,10 +74,10 @@ class Transformer(nnx.Module):
         x_BLD = ctx.tap("embed", ctx.shard(self.embedded(tokens_BL, ctx), "BLD"))
         run_blocks = stack.unroll if layers == "unroll" or stack.are_apart(self.blocks) else stack.scan
         stream = stack.first_stream(self.config, x_BLD, ctx)
-        stream, found = run_blocks(self.config, self.blocks, stream, ctx, caches, stack.REMAT[remat], taps)
+        stream, of_blocks = run_blocks(self.config, self.blocks, stream, ctx, caches, stack.REMAT[remat], taps)
         hidden_BLD = ctx.tap("final", self.end(stream))
-        captures = found.captures | {OUTSIDE: outside.values}
-        return Output(hidden_BLD, found.losses, found.caches, found.statistics, captures)
+        captures = of_blocks.captures | {OUTSIDE: outside.values}
+        return Output(hidden_BLD, of_blocks.losses, of_blocks.caches, of_blocks.statistics, captures)
 
     def end(self, stream: Stream):
         """What the output head reads after the last layer: the output of the final norm, in most layouts."""
@@ -167,13 +167,13 @@ def _traced(model: ModelConfig, apart: bool, x64: bool):
 
 def axes(model: ModelConfig) -> dict:
     """The letters of each parameter: a tree like the parameters, with Axes as leaves. Stacked ones start with N."""
-    found = {}
+    by_path = {}
     for path, variable in nnx.to_flat_state(_split(model)[1]):
         leaf = variable.axes
         if path[0] == "blocks":
             leaf = replace(leaf, letters="N" + leaf.letters)
-        found["/".join(path)] = leaf
-    return nested(found)
+        by_path["/".join(path)] = leaf
+    return nested(by_path)
 
 
 def bind(model: ModelConfig, params: dict) -> Transformer:

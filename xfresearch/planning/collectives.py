@@ -97,11 +97,11 @@ def _started_by(program: Program, instruction: Instruction) -> list[Instruction]
     fused = program.fused(instruction)
     if fused is None:
         return [instruction] if kind_of(instruction.opcode) else []
-    found = [one for inner in fused.instructions.values() for one in _started_by(program, inner)]
+    started = [one for inner in fused.instructions.values() for one in _started_by(program, inner)]
     markers = " ".join(one.text for one in fused.instructions.values() if "AsyncCollective" in one.text)
     if "AsyncCollectiveStart" in markers:
-        return found
-    return [one for one in found if "AsyncCollectiveDone" not in markers and "chain_id=" not in one.text]
+        return started
+    return [one for one in started if "AsyncCollectiveDone" not in markers and "chain_id=" not in one.text]
 
 
 def kind_of(opcode: str) -> str | None:

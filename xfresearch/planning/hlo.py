@@ -76,8 +76,8 @@ class Computation:
 
     def parameters(self) -> list[Instruction]:
         """The parameters in the order of the call's operands."""
-        found = [i for i in self.instructions.values() if i.opcode == "parameter"]
-        return sorted(found, key=lambda i: int(re.search(r" parameter\((\d+)\)", i.text)[1]))
+        inputs = [i for i in self.instructions.values() if i.opcode == "parameter"]
+        return sorted(inputs, key=lambda i: int(re.search(r" parameter\((\d+)\)", i.text)[1]))
 
 
 @dataclass

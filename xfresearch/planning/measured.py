@@ -37,8 +37,8 @@ def most_similar(chip: str, config: Config, rows: Iterable[Measured] = MEASURED)
     """The update on this chip of the model that is most like the config's: with experts or without, of the nearest width.
     None if nothing like it was measured there."""
     experts = any(mixtures(config.model))
-    found = [row for row in rows if (row.chip, row.experts, DTYPE) == (chip, experts, config.model.dtype)]
-    return min(found, key=lambda row: abs(log(row.width / config.model.width)), default=None)
+    alike = [row for row in rows if (row.chip, row.experts, DTYPE) == (chip, experts, config.model.dtype)]
+    return min(alike, key=lambda row: abs(log(row.width / config.model.width)), default=None)
 
 
 def expected_seconds(row: Measured, ideal: float, recomputed: float, collectives: float) -> float:

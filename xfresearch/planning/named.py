@@ -87,19 +87,19 @@ def candidates(plan: Named) -> list[tuple[str, ...]]:
     return ranked([plan for _, plan in found])
 
 
-def ranked(found: list[dict]) -> list[tuple[str, ...]]:
+def ranked(plans: list[dict]) -> list[tuple[str, ...]]:
     """Overrides of the best TRIES plans, in the order that `candidates` describes."""
     from xfresearch.planning import search
 
-    fitting = [one for one in found if one["memory"]["total"] <= search.MARGIN * one["memory"]["available"]]
+    fitting = [one for one in plans if one["memory"]["total"] <= search.MARGIN * one["memory"]["available"]]
     fitting.sort(key=lambda one: -one["utilisation"][0])
-    smallest = min(found, key=lambda one: one["memory"]["total"])
+    smallest = min(plans, key=lambda one: one["memory"]["total"])
     return list(dict.fromkeys(_overrides_of(one) for one in (*fitting[: TRIES - 1], smallest)))
 
 
-def _overrides_of(found: dict) -> tuple[str, ...]:
-    mesh = ",".join(f"{axis}={size}" for axis, size in found["mesh"].items())
-    return overrides(found["batch"]["sequences"], mesh, f"--config.training.remat={found['remat']}")
+def _overrides_of(plan: dict) -> tuple[str, ...]:
+    mesh = ",".join(f"{axis}={size}" for axis, size in plan["mesh"].items())
+    return overrides(plan["batch"]["sequences"], mesh, f"--config.training.remat={plan['remat']}")
 
 
 def compile_one(plan: Named) -> dict:
@@ -109,10 +109,10 @@ def compile_one(plan: Named) -> dict:
     except UserError as error:
         return {"config": plan.config, "overrides": [], "error": str(error)}
     for options in tries:
-        found = run_plan(plan, options)
-        if "error" in found or found["memory"]["fits"]:
+        result = run_plan(plan, options)
+        if "error" in result or result["memory"]["fits"]:
             break
-    return found
+    return result
 
 
 def run_plan(plan: Named, options: tuple[str, ...]) -> dict:
@@ -132,8 +132,8 @@ def run_plan(plan: Named, options: tuple[str, ...]) -> dict:
             done = subprocess.run([*command, *options, "--json", str(file)], capture_output=True, text=True, timeout=LIMIT)
         except subprocess.TimeoutExpired:
             return {"error": f"no plan after {LIMIT / 3600:g} hours", "config": plan.config, "overrides": list(options)}
-        found = json.loads(file.read_text()) if file.exists() else {"error": done.stderr.strip()[-300:]}
-    return found | {"config": plan.config, "overrides": list(options)}
+        result = json.loads(file.read_text()) if file.exists() else {"error": done.stderr.strip()[-300:]}
+    return result | {"config": plan.config, "overrides": list(options)}
 
 
 def main(arguments: list[str]) -> None:
@@ -153,9 +153,9 @@ def main(arguments: list[str]) -> None:
         raise UserError(f"--only={options.only} is not allowed: it must be a part of a group ({groups}) or name of a plan")
     missing = [plan for plan in selected if options.again or plan.name not in rows]
     for plan in bar(missing, desc="plans", unit="plan", disable=None):
-        found = compile_one(plan)
+        result = compile_one(plan)
         about = {"date": datetime.date.today().isoformat(), "commit": git_commit(), "versions": versions()}
-        rows[plan.name] = {"group": plan.group, "published": plan.published, "wanted": plan.wanted, **about, **found}
+        rows[plan.name] = {"group": plan.group, "published": plan.published, "wanted": plan.wanted, **about, **result}
         write_rows(file, rows)
 
 

@@ -248,17 +248,17 @@ def with_loss_rows(config: Config, topology: Topology, mesh: dict) -> Config:
     return replace(config, training=replace(config.training, loss_rows=rows))
 
 
-def _memory_by_formula(config: Config, mesh: dict, found, topology: Topology) -> dict:
-    total = sum(found.memory.values())
+def _memory_by_formula(config: Config, mesh: dict, counted, topology: Topology) -> dict:
+    total = sum(counted.memory.values())
     available = topology.chip.memory
-    result = {"fits": total <= available, "total": total, "available": available, "parts": found.memory}
+    result = {"fits": total <= available, "total": total, "available": available, "parts": counted.memory}
     if result["fits"]:
         return result
     largest = {
-        "kept for the backward pass": found.kept[:LARGEST],
-        "state": device_memory.largest_of_state(found.state, LARGEST),
+        "kept for the backward pass": counted.kept[:LARGEST],
+        "state": device_memory.largest_of_state(counted.state, LARGEST),
     }
-    return result | {"largest": largest, "advice": advice(config, mesh, found.memory, available)}
+    return result | {"largest": largest, "advice": advice(config, mesh, counted.memory, available)}
 
 
 def check(config: Config) -> dict:
@@ -307,7 +307,7 @@ def _gpus_here(topology: Topology) -> list:
     import jax
 
     try:
-        found = [device for device in jax.devices("gpu") if device.device_kind.startswith(topology.chip.kind)]
+        devices = [device for device in jax.devices("gpu") if device.device_kind.startswith(topology.chip.kind)]
     except RuntimeError:
         return []
-    return found[: topology.devices] if topology.slices == 1 and len(found) >= topology.devices else []
+    return devices[: topology.devices] if topology.slices == 1 and len(devices) >= topology.devices else []

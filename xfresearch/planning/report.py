@@ -97,11 +97,11 @@ def _work(plan: dict) -> str:
     return "\n\n".join(lines) + f"\n\nbytes moved to and from HBM, per device: {number(plan['bytes_moved'])}B"
 
 
-def _collectives(found: list[dict]) -> str:
-    if not found:
+def _collectives(each_kind: list[dict]) -> str:
+    if not each_kind:
         return "no collectives"
     rows = [("collective", "mesh axes", "count", "GB", "GB sent", "ms", "share")]
-    for row in found:
+    for row in each_kind:
         kind = row["kind"] + (" (async)" if row["asynchronous"] else "")
         cells = [kind, " ".join(row["axes"]), f"{row['count']:.0f}"]
         cells += [f"{row['bytes'] / 1e9:.3g}", f"{row['sent'] / 1e9:.3g}"]

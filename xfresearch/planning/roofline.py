@@ -56,5 +56,5 @@ def roofline(chip: Chip, works: list[Work], timed: list[tuple[Collective, float,
     )
 
 
-def time_collectives(found: list[Collective], topology: Topology, where: list[Location]):
-    return [(collective, *seconds(collective, topology, where)) for collective in found]
+def time_collectives(collectives: list[Collective], topology: Topology, where: list[Location]):
+    return [(collective, *seconds(collective, topology, where)) for collective in collectives]

@@ -93,8 +93,8 @@ def unknown_kernels(program: Program) -> list[str]:
 
 
 def _operands(computation: Computation, instruction: Instruction) -> list[Array]:
-    found = (computation.instructions.get(name) for name in instruction.operands)
-    return [operand.outputs[0] for operand in found if operand and operand.outputs]
+    operands = (computation.instructions.get(name) for name in instruction.operands)
+    return [operand.outputs[0] for operand in operands if operand and operand.outputs]
 
 
 def _operand(computation: Computation, instruction: Instruction, index: int) -> Array:
@@ -170,8 +170,8 @@ def _hbm(array: Array) -> float:
 
 
 def _reads(computation: Computation, instruction: Instruction) -> float:
-    found = (computation.instructions.get(name) for name in instruction.operands)
-    return sum(_hbm(array) for operand in found if operand for array in operand.outputs)
+    operands = (computation.instructions.get(name) for name in instruction.operands)
+    return sum(_hbm(array) for operand in operands if operand for array in operand.outputs)
 
 
 def _custom(computation: Computation, instruction: Instruction, routed: float) -> float:

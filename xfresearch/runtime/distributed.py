@@ -275,7 +275,7 @@ def first_message(text: str, size: int = 512) -> str:
 
     sent = np.frombuffer(text.encode()[:size].ljust(size, b"\0"), np.uint8)
     texts = [bytes(row).rstrip(b"\0").decode("utf8", "ignore") for row in multihost_utils.process_allgather(sent)]
-    return next((f"{found} (in process {index})" for index, found in enumerate(texts) if found), "")
+    return next((f"{message} (in process {index})" for index, message in enumerate(texts) if message), "")
 
 
 def wait_for_all(name: str) -> None:

@@ -48,9 +48,9 @@ def exit_code(error: BaseException) -> int:
     """The exit code of a command that ends with `error`. If an error of the disk led to it, that error decides."""
     if isinstance(error, Diverged):
         return error.exit_code
-    found = disk_errors(error)
-    if found:
-        return TRANSIENT if found & _TRANSIENT_ERRORS else MISTAKE
+    errors = disk_errors(error)
+    if errors:
+        return TRANSIENT if errors & _TRANSIENT_ERRORS else MISTAKE
     if isinstance(error, UserError):
         return MISTAKE
     return error.exit_code if isinstance(error, Stopped) else BUG
@@ -58,13 +58,13 @@ def exit_code(error: BaseException) -> int:
 
 def disk_errors(error: BaseException) -> set[int]:
     """The numbers (errno) of the disk's or network's errors that led to `error`: those that may pass, and refusals."""
-    found: set[int] = set()
+    numbers: set[int] = set()
     for cause in _causes(error):
         number = cause.errno if isinstance(cause, OSError) else None
         if number is not None and number in _TEXTS.values():
-            found.add(number)
-        found |= {number for text, number in _TEXTS.items() if text in str(cause)}
-    return found
+            numbers.add(number)
+        numbers |= {number for text, number in _TEXTS.items() if text in str(cause)}
+    return numbers
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:

@@ -85,8 +85,8 @@ def inside(root: str | os.PathLike[str], *names: str | os.PathLike[str]) -> "epa
 
     path = epath.Path(root).joinpath(*names)
     if not in_bucket(path):
-        whole, found = Path(os.path.realpath(root)), Path(os.path.realpath(path))
-        if not any(found.is_relative_to(each) for each in (whole, *_blobs(whole))):
+        whole, target = Path(os.path.realpath(root)), Path(os.path.realpath(path))
+        if not any(target.is_relative_to(each) for each in (whole, *_blobs(whole))):
             raise UserError(f"{path}: a link that leaves the folder is not followed: replace it by the file, or remove it")
     return path
 
@@ -102,8 +102,8 @@ def check_links(root, *names) -> None:
     top = inside(root, *names)
     if in_bucket(top) or not is_directory(top):
         return
-    for parent, directories, found in os.walk(top):
-        for path in (os.path.join(parent, name) for name in (*directories, *found)):
+    for parent, directories, files in os.walk(top):
+        for path in (os.path.join(parent, name) for name in (*directories, *files)):
             if os.path.islink(path):
                 inside(root, path)
 
@@ -123,8 +123,8 @@ def found_in(folder, pattern: str) -> list:
 def files_in(root, *names, pattern: str = "*") -> list:
     """The regular files in the directory root/names..., sorted; [] if there is none. Directories are left out."""
     folder = inside(root, *names)
-    found = [inside(root, *names, name) for name in names_in(folder, pattern)]
-    return [path for path in found if _is_file(path)]
+    paths = [inside(root, *names, name) for name in names_in(folder, pattern)]
+    return [path for path in paths if _is_file(path)]
 
 
 def _is_file(path) -> bool:

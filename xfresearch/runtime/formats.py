@@ -101,13 +101,13 @@ _KEYS = {
 }
 
 
-class Found(NamedTuple):
+class FileFormat(NamedTuple):
     kind: str  # one of WHAT
     compression: str = ""  # one of compression.MAGIC
     encoding: str = "utf-8"  # of text; Python's name
 
 
-def sniff(path) -> Found:
+def sniff(path) -> FileFormat:
     """What the file at `path` is. Raises UserError if it cannot be read, or if its compressed beginning is damaged."""
     with opened(path, "") as file:
         head = file.read(HEAD)
@@ -116,9 +116,9 @@ def sniff(path) -> Found:
         with opened(path, compression) as file:
             head = file.read(HEAD)
         if compression_of(head):
-            return Found("compressed", compression)
-    found = found_in(head, suffix_of(path))
-    return found._replace(compression=compression)
+            return FileFormat("compressed", compression)
+    file_format = format_of(head, suffix_of(path))
+    return file_format._replace(compression=compression)
 
 
 def suffix_of(path) -> str:
@@ -129,24 +129,24 @@ def suffix_of(path) -> str:
     return name[name.rfind(".") :] if "." in name else ""
 
 
-def found_in(head: bytes, suffix: str = "") -> Found:
+def format_of(head: bytes, suffix: str = "") -> FileFormat:
     """What a file is that begins with `head`, its first HEAD bytes, and whose name ends in `suffix`."""
     if not head:
-        return Found("empty")
+        return FileFormat("empty")
     for kind, magic in _MAGIC.items():
         if re.match(magic, head, re.S):
-            return Found(kind)
+            return FileFormat(kind)
     if 2 <= int.from_bytes(head[:8], "little") <= 100_000_000 and head[8:9] == b"{":
-        return Found("adapter" if re.search(rb"\.lora_[AB]\b|\.lora_embedding_", head) else "safetensors")
+        return FileFormat("adapter" if re.search(rb"\.lora_[AB]\b|\.lora_embedding_", head) else "safetensors")
     encoding = _encoding(head)
     if suffix in (".bin", ".idx") and (b"\0" in head or not encoding):
-        return Found("tokens")
+        return FileFormat("tokens")
     if ".tfrecord" in suffix:
-        return Found("tfrecord")
+        return FileFormat("tfrecord")
     if not encoding:
-        return Found("binary")
+        return FileFormat("binary")
     start = head if encoding == "utf-8" else head.decode(encoding, "ignore").encode()
-    return Found(_text(start.removeprefix(codecs.BOM_UTF8).lstrip(), suffix, len(head) == HEAD), encoding=encoding)
+    return FileFormat(_text(start.removeprefix(codecs.BOM_UTF8).lstrip(), suffix, len(head) == HEAD), encoding=encoding)
 
 
 def _encoding(head: bytes) -> str:
@@ -208,14 +208,14 @@ def _is_object(line: bytes) -> bool:
         return False
 
 
-def refused(path, found: Found, wanted: str) -> UserError:
+def refused(path, file_format: FileFormat, wanted: str) -> UserError:
     """The error that names what the file is, and what is wanted, unless WHAT says what to do."""
-    what = f"{found.compression} of " * bool(found.compression) + WHAT[found.kind]
-    return UserError(f"{path}: {what}" if ": " in what or found.kind in BROKEN else f"{path}: {what}: {wanted}")
+    what = f"{file_format.compression} of " * bool(file_format.compression) + WHAT[file_format.kind]
+    return UserError(f"{path}: {what}" if ": " in what or file_format.kind in BROKEN else f"{path}: {what}: {wanted}")
 
 
 def check_whole(path) -> None:
     """Raises UserError for a file that is BROKEN: an empty one, a git-lfs pointer, a server's page."""
-    found = sniff(path)
-    if found.kind in BROKEN:
-        raise refused(path, found, "")
+    file_format = sniff(path)
+    if file_format.kind in BROKEN:
+        raise refused(path, file_format, "")

@@ -33,27 +33,27 @@ HARMLESS_FLAGS = re.compile(
 def source_digest() -> str:
     """The SHA-256 of the names and contents of all Python files of this package but its configs, of which a run reads a few
     (config_files). It is the same in a checkout and in a wheel."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for path in sorted(path for path in PACKAGE.rglob("*.py") if not path.is_relative_to(PACKAGE / "configs")):
         content = path.read_bytes()
-        found.update(f"{path.relative_to(PACKAGE).as_posix()} {len(content)}\n".encode() + content)
-    return found.hexdigest()
+        digest.update(f"{path.relative_to(PACKAGE).as_posix()} {len(content)}\n".encode() + content)
+    return digest.hexdigest()
 
 
 def config_files(file: str) -> dict[str, str]:
     """{name: SHA-256} of `file`, a config file FILE[:arg] that has been read, and of the user's modules that it imports with
     a statement, directly or not: not those of Python, of installed packages, and of this one, but its configs."""
     path = Path(file.split(":")[0])
-    found, waiting = {path.name: path.read_bytes()}, [(path.name, "")]
+    files, waiting = {path.name: path.read_bytes()}, [(path.name, "")]
     while waiting:
         name, package = waiting.pop()
-        for imported in _imported(found[name], package) - found.keys():
+        for imported in _imported(files[name], package) - files.keys():
             module = sys.modules.get(imported)  # it may be a name in a module, too
             source = getattr(module, "__file__", None)
             if module is not None and source and _is_of_user(source):
-                found[imported] = Path(source).read_bytes()
+                files[imported] = Path(source).read_bytes()
                 waiting.append((imported, module.__package__ or ""))
-    return {name: hashlib.sha256(content).hexdigest() for name, content in found.items()}
+    return {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
 
 
 def _imported(source: bytes, package: str) -> set[str]:

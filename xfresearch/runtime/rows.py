@@ -27,9 +27,9 @@ class Rows(list[dict[str, Any]]):
         values = [row.get(key) for row in self]
         if all(isinstance(value, int | float | None) for value in values):
             return np.array([np.nan if value is None else value for value in values])
-        found = np.empty(len(values), object)
-        found[:] = values
-        return found
+        items = np.empty(len(values), object)
+        items[:] = values
+        return items
 
     def where(self, **values: object) -> "Rows":
         """The rows that have these values: `rows.where(kind="evaluation")`."""

@@ -111,8 +111,8 @@ def state_shardings(mesh, state, axes):
     def sharding_of(path, leaf):
         parts = path_name(path).split("/")
         endings = ("/".join(parts[start:]) for start in range(len(parts)))
-        found = (known[ending] for ending in endings if ending in known)
-        return next((sharding for shape, sharding in found if shape == leaf.shape), replicated)
+        candidates = (known[ending] for ending in endings if ending in known)
+        return next((sharding for shape, sharding in candidates if shape == leaf.shape), replicated)
 
     return jax.tree_util.tree_map_with_path(sharding_of, state)
 

@@ -64,10 +64,10 @@ def jobs(study: Study) -> range:
 
 def tried(results: Results, cell: Cell) -> dict[float, list[float]]:
     """The results of each learning rate that was tried for a cell, in the order of their seeds."""
-    found: dict[float, list[float]] = {}
+    by_rate: dict[float, list[float]] = {}
     for trial in sorted(trial for trial in results if trial.cell == cell and trial.tunes):
-        found.setdefault(trial.rate, []).append(results[trial])
-    return found
+        by_rate.setdefault(trial.rate, []).append(results[trial])
+    return by_rate
 
 
 class Choice(NamedTuple):
@@ -104,8 +104,8 @@ class Ladder(NamedTuple):
 
     def _choice(self, results: Results, cell: Cell) -> Choice:
         """What is known of the rate of a rung that tunes."""
-        found, pending = tried(results, cell), self.tuning(results, cell)
-        return Choice(pending, found, None if pending else rates.chosen(found, self.study.rate_runs))
+        by_rate, pending = tried(results, cell), self.tuning(results, cell)
+        return Choice(pending, by_rate, None if pending else rates.chosen(by_rate, self.study.rate_runs))
 
     def _rate(self, choices: Mapping[Cell, Choice], cell: Cell) -> float | None:
         sources = self.sources(cell)
@@ -137,13 +137,13 @@ class Ladder(NamedTuple):
     def expected(self, results: Results) -> list[Trial]:
         """The runs that are left if no best rate lies at the edge of the grid and none of those beside it changes; with a
         rate of the grid where it is not known yet."""
-        study, found = self.study, []
+        study, trials = self.study, []
         tuning, decide = self._left(results, self.study.rates[len(self.study.rates) // 2])
         for pending in filter(None, tuning):
             runs = len(study.rates) + min(3, len(study.rates)) * (study.rate_runs - 1)
             missing = runs - sum(map(len, tried(results, pending[0].cell).values()))
-            found += [pending[0]] * max(missing, len(pending))
-        return found + decide
+            trials += [pending[0]] * max(missing, len(pending))
+        return trials + decide
 
 
 def seeded(study: Study, cell: Cell, rate: float) -> list[Trial]:

@@ -36,9 +36,9 @@ FIXED = ("base", "options", "match", "solve", "multiple", "rates", "extensions",
 GROWING = ("sizes", "arms", "cells", "solve_in")  # their entries may not change either, but may be added and removed
 
 
-def starts(ladder: Ladder, store: Store, found: Mapping[Trial, dict]) -> bool:
+def starts(ladder: Ladder, store: Store, ended: Mapping[Trial, dict]) -> bool:
     """Whether the study has not begun in its directory, and needs runs that other studies do not have."""
-    return not exists(store.folder / DESIGN) and bool(left(ladder, found))
+    return not exists(store.folder / DESIGN) and bool(left(ladder, ended))
 
 
 def require_same_design(study: Study, workdir) -> None:
@@ -66,15 +66,15 @@ def added_sizes(workdir) -> list[str]:
 
 def _kept_design(folder) -> dict:
     """The design that a directory began with."""
-    found = read_object(inside(folder, DESIGN))
-    missing = [name for name in FIXED if name not in found]
-    missing += [name for name in GROWING if not isinstance(found.get(name), dict)]
+    kept = read_object(inside(folder, DESIGN))
+    missing = [name for name in FIXED if name not in kept]
+    missing += [name for name in GROWING if not isinstance(kept.get(name), dict)]
     if missing:
         raise UserError(
             f"{folder / DESIGN} is damaged or of another version (it has no {', '.join(missing)}): restore it, or use a new "
             "directory, with --reuse of this one for runs that are the same"
         )
-    return found
+    return kept
 
 
 def _changes_of_known(before: Mapping, now: Mapping) -> Iterator[tuple[str, object]]:
@@ -90,17 +90,17 @@ def read_seconds(study: Study, workdir, configs: Mapping[Cell, Config]) -> dict[
     the baseline, so its time counts only beside the baseline's of that moment."""
     updates = _times(workdir)["updates"]
     known = {cell: updates.get("/".join(cell), {}) for cell in configs}
-    found = {cell: each["seconds"] for cell, each in known.items() if each.get("config") == _timed(configs[cell])}
-    return {cell: value for cell, value in found.items() if Cell(cell.rung, study.baseline) in found}
+    known_seconds = {cell: each["seconds"] for cell, each in known.items() if each.get("config") == _timed(configs[cell])}
+    return {cell: value for cell, value in known_seconds.items() if Cell(cell.rung, study.baseline) in known_seconds}
 
 
-def keep_seconds(study: Study, found: Mapping[Cell, float], configs: Mapping[Cell, Config], workdir) -> None:
+def keep_seconds(study: Study, timed: Mapping[Cell, float], configs: Mapping[Cell, Config], workdir) -> None:
     """Writes the seconds of an update of each cell, and the machine on which the first ones were timed."""
     from xfresearch.runtime.hardware import describe_machine
 
     known = read_seconds(study, workdir, configs)
     machine = (known and _times(workdir).get("machine")) or outcome.machine(describe_machine())
-    updates = {"/".join(cell): {"seconds": value, "config": _timed(configs[cell])} for cell, value in found.items()}
+    updates = {"/".join(cell): {"seconds": value, "config": _timed(configs[cell])} for cell, value in timed.items()}
     write_json(epath.Path(workdir) / SECONDS, {"machine": machine, "updates": updates})
 
 
@@ -112,9 +112,9 @@ def _timed(config: Config) -> str:
 
 def _times(workdir) -> dict:
     file = inside(workdir, SECONDS)
-    found = read_object(file) if exists(file) else {"updates": {}}
+    times = read_object(file) if exists(file) else {"updates": {}}
     try:
-        return check(found, TIMES, file)
+        return check(times, TIMES, file)
     except UserError as error:
         raise UserError(f"{error}: remove the file, and --time times them again") from None
 
@@ -122,27 +122,27 @@ def _times(workdir) -> dict:
 def results(
     ladder: Ladder, store: Store, solved: Mapping[Cell, Matched], known: Mapping[Trial, dict] | None = None
 ) -> dict[Trial, dict]:
-    """The results of all finished runs that the study needs, in the order in which they can run. known: those that were
-    found before."""
-    found, unfinished = dict(known or {}), set()
-    while new := [trial for trial in ladder.ready(_values(ladder.study, found)) if trial not in unfinished]:
+    """The results of all finished runs that the study needs, in the order in which they can run. known: those of
+    an earlier call."""
+    ended, unfinished = dict(known or {}), set()
+    while new := [trial for trial in ladder.ready(_values(ladder.study, ended)) if trial not in unfinished]:
         for trial in new:
             result = store.find(ladder.study, trial, solved[trial.cell].config)
             if result is None:
                 unfinished.add(trial)
             else:
-                found[trial] = result
-    return found
+                ended[trial] = result
+    return ended
 
 
 def conduct(ladder: Ladder, store: Store, solved: Mapping[Cell, Matched], job: int | None = None) -> dict[Trial, dict]:
     """Makes all runs that are left, with one progress bar; of several processes, each takes the next run that is ready and
     that no other one has. With the number of a job, makes one run. Waits if all that are ready are in other processes,
     because others may follow from them. Returns the results of all finished runs."""
-    study, found = ladder.study, results(ladder, store, solved)
-    outcome.require_same_data(found)
+    study, ended = ladder.study, results(ladder, store, solved)
+    outcome.require_same_data(ended)
     with_checkpoints = {each.parent for each in found_in(store.folder, "*/*/*/checkpoints")}
-    for folder in (store.folder / trial.folder for trial in found):
+    for folder in (store.folder / trial.folder for trial in ended):
         if folder in with_checkpoints:
             tidy(study, folder)
 
@@ -151,34 +151,34 @@ def conduct(ladder: Ladder, store: Store, solved: Mapping[Cell, Matched], job: i
 
     def show(progress: Stage) -> None:
         """What has ended and what is expected now, also of other processes."""
-        progress.update(steps(found) - progress.done)
-        progress.extend(steps(found) + steps(left(ladder, found)) - (progress.total or 0))
+        progress.update(steps(ended) - progress.done)
+        progress.extend(steps(ended) + steps(left(ladder, ended)) - (progress.total or 0))
 
-    with stage("study", steps(found) + steps(left(ladder, found)), "updates") as progress:
-        while ready := ladder.ready(_values(study, found)):
+    with stage("study", steps(ended) + steps(left(ladder, ended)), "updates") as progress:
+        while ready := ladder.ready(_values(study, ended)):
             show(progress)
             first = (job or 0) % len(ready)  # jobs that start at once begin at different runs
             made = _make_one(study, store, solved, [*ready[first:], *ready[:first]], progress.update)
             if made is None:
                 time.sleep(WAIT)
-                found = results(ladder, store, solved, found)
+                ended = results(ladder, store, solved, ended)
                 continue
-            found = _keep_runs(ladder, store, solved, found | made)
+            ended = _keep_runs(ladder, store, solved, ended | made)
             if job is not None:
                 break
         show(progress)
-    return _keep_runs(ladder, store, solved, found)
+    return _keep_runs(ladder, store, solved, ended)
 
 
 def _make_one(study: Study, store: Store, solved, ready: Iterable[Trial], count) -> dict[Trial, dict] | None:
     """The result of the first of the runs that no other process has; None if others have them all."""
     for trial in ready:
         try:
-            found = run_trial(study, store, trial, solved[trial.cell], count)
+            result = run_trial(study, store, trial, solved[trial.cell], count)
         except Busy:
             continue
-        print(f"{trial.folder}: {_in_words(study, found)}", file=sys.stderr, flush=True)
-        return {trial: found}
+        print(f"{trial.folder}: {_in_words(study, result)}", file=sys.stderr, flush=True)
+        return {trial: result}
     return None
 
 
@@ -189,17 +189,17 @@ def _keep_runs(
     be their only copy, which a design that changes back needs. Two processes may write at once; the last one sees that the
     file lacks runs of the other one, and writes it again."""
     while True:
-        found = results(ladder, store, solved, known)
-        outcome.require_same_data(found)
-        kept, new = read_runs(store.folder), {result["fingerprint"]: result for result in found.values()}
+        ended = results(ladder, store, solved, known)
+        outcome.require_same_data(ended)
+        kept, new = read_runs(store.folder), {result["fingerprint"]: result for result in ended.values()}
         if all(json.dumps(result) == json.dumps(kept.get(name)) for name, result in new.items()):
-            return found
+            return ended
         write_rows(store.folder / RUNS_FILE, kept | new, "runs")
 
 
-def left(ladder: Ladder, found: Mapping[Trial, dict]) -> list[Trial]:
+def left(ladder: Ladder, ended: Mapping[Trial, dict]) -> list[Trial]:
     """The runs that are expected beside those that have ended."""
-    return ladder.expected(_values(ladder.study, found))
+    return ladder.expected(_values(ladder.study, ended))
 
 
 def _in_words(study: Study, result: Mapping) -> str:
@@ -210,11 +210,11 @@ def _in_words(study: Study, result: Mapping) -> str:
     return f"{study.metric.replace('_', ' ')} {words}, {seconds(result):.0f} s"
 
 
-def _values(study: Study, found: Mapping[Trial, dict]) -> dict[Trial, float]:
-    return {trial: deciding(study, result) for trial, result in found.items()}
+def _values(study: Study, ended: Mapping[Trial, dict]) -> dict[Trial, float]:
+    return {trial: deciding(study, result) for trial, result in ended.items()}
 
 
-def write_report(ladder: Ladder, store: Store, solved: Mapping[Cell, Matched], found: Mapping[Trial, dict]) -> dict:
+def write_report(ladder: Ladder, store: Store, solved: Mapping[Cell, Matched], ended: Mapping[Trial, dict]) -> dict:
     """Writes results.json and the report that is made of it. Returns the results. Raises UserError if a run is missing."""
     from xfresearch.runtime.hardware import git_commit
 
@@ -224,14 +224,14 @@ def write_report(ladder: Ladder, store: Store, solved: Mapping[Cell, Matched], f
     known = {data: deciding(study, {"evaluation": of_frequencies(config)}) for data, config in frequencies.items()}
     unigram = {rung: known[_held_out_data(config)] for rung, config in baselines.items()}
     seconds_of_updates = read_seconds(study, folder, {cell: each.config for cell, each in solved.items()})
-    outcome_found = outcome.outcome_of(ladder, solved, found, unigram, seconds_of_updates)
-    outcome_found["made"]["report"] = [f"{outcome.short_commit(git_commit())}, {time.strftime('%Y-%m-%d')}"]
-    outcome_found["made"]["timed_on"] = _times(folder).get("machine", "") if seconds_of_updates else ""
-    outcome_found["versions"] = ledger.conclude(folder, report.verdicts(outcome_found))
-    write_json(folder / RESULTS, outcome_found)
+    concluded = outcome.outcome_of(ladder, solved, ended, unigram, seconds_of_updates)
+    concluded["made"]["report"] = [f"{outcome.short_commit(git_commit())}, {time.strftime('%Y-%m-%d')}"]
+    concluded["made"]["timed_on"] = _times(folder).get("machine", "") if seconds_of_updates else ""
+    concluded["versions"] = ledger.conclude(folder, report.verdicts(concluded))
+    write_json(folder / RESULTS, concluded)
     results = read_object(inside(folder, RESULTS))  # the report is made of what is stored
     report.write(folder, results)
-    exports.write(folder, outcome_found, found, report.picture(results))
+    exports.write(folder, concluded, ended, report.picture(results))
     return results
 
 

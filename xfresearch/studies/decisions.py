@@ -24,16 +24,16 @@ def decide(ladder: Ladder, sizes: Mapping[str, dict], values: Results, axes_RF: 
     names = [arm for arm in study.arms if arm != study.baseline]
     differences_ARN = _differences(ladder, sizes, names)
     rises_BAR = _rises(ladder, sizes, names, values)
-    found = intervals(differences_ARN, rises_BAR=rises_BAR)
-    beyond, worse = found.p_beyond(study.margin), found.p_worse(study.margin)
+    estimates = intervals(differences_ARN, rises_BAR=rises_BAR)
+    beyond, worse = estimates.p_beyond(study.margin), estimates.p_worse(study.margin)
     for rung, here in enumerate(sizes.values()):
         for at, name in enumerate(names):
-            if math.isfinite(found.mean[at, rung]):
+            if math.isfinite(estimates.mean[at, rung]):
                 arm = here["arms"][name]
-                arm |= _of_rung(found, at, rung, arm, here["arms"][study.baseline])
+                arm |= _of_rung(estimates, at, rung, arm, here["arms"][study.baseline])
                 arm["p_equivalent"], arm["p_no_worse"] = float(beyond[at, rung]), float(worse[at, rung])
                 arm["verdict"] = _verdict(arm)
-        here |= _power(study, found, rung)
+        here |= _power(study, estimates, rung)
     changes = intervals(differences_ARN, growth.change_contrasts(axes_RF), rises_BAR)
     whole = intervals(differences_ARN, np.full((1, len(sizes)), 1 / len(sizes)), rises_BAR)
     arms = {}
@@ -43,7 +43,7 @@ def decide(ladder: Ladder, sizes: Mapping[str, dict], values: Results, axes_RF: 
     return {
         "statistics": ABOUT,
         "ladder": {name: each for name, each in arms.items() if each},
-        "critical": {"two_sided": found.critical, "one_sided": found.inner_critical},
+        "critical": {"two_sided": estimates.critical, "one_sided": estimates.inner_critical},
         "laws": _laws(study, sizes),
         "notes": [],
     }
@@ -52,12 +52,12 @@ def decide(ladder: Ladder, sizes: Mapping[str, dict], values: Results, axes_RF: 
 def _differences(ladder: Ladder, sizes: Mapping[str, dict], names: list[str]) -> np.ndarray:
     """[A, R, N], NaN where an arm or the baseline failed."""
     study = ladder.study
-    found = np.full((len(names), len(sizes), study.seeds), np.nan)
+    differences_ARN = np.full((len(names), len(sizes), study.seeds), np.nan)
     for rung, here in enumerate(sizes.values()):
         for at, name in enumerate(names):
             if not {name, study.baseline} & here["failures"].keys():
-                found[at, rung] = np.subtract(here["arms"][name]["values"], here["arms"][study.baseline]["values"])
-    return found
+                differences_ARN[at, rung] = np.subtract(here["arms"][name]["values"], here["arms"][study.baseline]["values"])
+    return differences_ARN
 
 
 def _rises(ladder: Ladder, sizes: Mapping[str, dict], names: list[str], values: Results) -> np.ndarray:
@@ -76,12 +76,12 @@ def _rises(ladder: Ladder, sizes: Mapping[str, dict], names: list[str], values: 
     return np.stack([rng.permutation(of(name)) - baseline_BR for name in names], 1)
 
 
-def _of_rung(found: Intervals, at: int, rung: int, arm: Mapping, baseline: Mapping) -> dict:
+def _of_rung(estimates: Intervals, at: int, rung: int, arm: Mapping, baseline: Mapping) -> dict:
     """The difference of an arm at a rung: of the pairs, and with the interval of the whole study."""
     of_pairs = statistics.paired(arm["values"], baseline["values"])
-    ends = {name: float(getattr(found, name)[at, rung]) for name in ("mean", "low", "high", "error")}
+    ends = {name: float(getattr(estimates, name)[at, rung]) for name in ("mean", "low", "high", "error")}
     measured = {"measured": of_pairs.mean, "rise": of_pairs.mean - ends["mean"]}
-    return {"difference": of_pairs._asdict() | ends | measured, "p_corrected": float(found.p[at, rung])}
+    return {"difference": of_pairs._asdict() | ends | measured, "p_corrected": float(estimates.p[at, rung])}
 
 
 def _verdict(arm: Mapping) -> str:
@@ -93,16 +93,16 @@ def _verdict(arm: Mapping) -> str:
     return "undecided"
 
 
-def _power(study: Study, found: Intervals, rung: int) -> dict[str, float]:
+def _power(study: Study, estimates: Intervals, rung: int) -> dict[str, float]:
     """What the pairs of a rung can find, of the arm whose differences vary most. {} without any."""
-    if np.isnan(found.error[:, rung]).all():
+    if np.isnan(estimates.error[:, rung]).all():
         return {}
-    error = float(np.nanmax(found.error[:, rung]))
-    seeds = study.seeds * (detectable(error, found.critical) / study.margin) ** 2
+    error = float(np.nanmax(estimates.error[:, rung]))
+    seeds = study.seeds * (detectable(error, estimates.critical) / study.margin) ** 2
     return {
         "error": error,
-        "detectable": detectable(error, found.critical),
-        "chance_of_equivalent": chance_of_equivalent(study.margin, error, found.inner_critical),
+        "detectable": detectable(error, estimates.critical),
+        "chance_of_equivalent": chance_of_equivalent(study.margin, error, estimates.inner_critical),
         "seeds_for_margin": max(2, math.ceil(seeds)),
     }
 
@@ -113,12 +113,12 @@ def _of_ladder(study: Study, verdicts: list[str], at: int, whole: Intervals, cha
         return {}
     verdict = growth.over_ladder(verdicts)
     mean, low, high = (float(each[at, 0]) for each in (whole.mean, whole.low, whole.high))
-    found = growth.changes(changes, at, mean, study.margin)
-    for axis, each in found.items():
+    by_axis = growth.changes(changes, at, mean, study.margin)
+    for axis, each in by_axis.items():
         at_R = np.exp(axes_RF[:, growth.AXES.index(axis)])
         each |= {"first": float(at_R.min()), "last": float(at_R.max())}
     p_values = {"p_corrected": float(whole.p[at, 0]), "p_no_worse": float(whole.p_worse(study.margin)[at, 0])}
-    return {"verdict": verdict, "difference": {"mean": mean, "low": low, "high": high}, "changes": found} | p_values
+    return {"verdict": verdict, "difference": {"mean": mean, "low": low, "high": high}, "changes": by_axis} | p_values
 
 
 def _laws(study: Study, sizes: Mapping[str, dict]) -> dict:
@@ -143,5 +143,5 @@ def _of_law(law: growth.Law, baseline: growth.Law, N: float, D: float) -> dict:
     difference_S = law.at(N, D) - baseline.at(N, D)
     low, high = np.quantile(difference_S[1:], (0.025, 0.975))
     beyond = {"parameters": N, "tokens": D, "difference": difference_S[0], "low": low, "high": high}
-    found = {name: float(each[0]) for name, each in law._asdict().items()}
-    return found | {"beyond": {key: float(value) for key, value in beyond.items()}}
+    figures = {name: float(each[0]) for name, each in law._asdict().items()}
+    return figures | {"beyond": {key: float(value) for key, value in beyond.items()}}

@@ -41,10 +41,10 @@ def shape(mean: float, change: float, low: float, high: float, inner: tuple[floa
 
 def over_ladder(verdicts_R: Sequence[str]) -> str:
     """The verdict that all rungs have; 'mixed' if decided ones contradict each other; else 'undecided'."""
-    found = set(verdicts_R)
-    if len(found) == 1:
-        return found.pop()
-    return "mixed" if len(found - {"undecided"}) > 1 else "undecided"
+    verdicts = set(verdicts_R)
+    if len(verdicts) == 1:
+        return verdicts.pop()
+    return "mixed" if len(verdicts - {"undecided"}) > 1 else "undecided"
 
 
 def tokens_worth(losses: Mapping[float, float], difference: float) -> float | None:
@@ -82,7 +82,7 @@ def fit_law(N_R: np.ndarray, D_R: np.ndarray, losses_SR: np.ndarray, error_R: np
     positive A and B, both are 0."""
     scale_N, scale_D = N_R.min(), D_R.min()
     best_S = np.full(len(losses_SR), math.inf)
-    found_S5 = np.zeros((len(losses_SR), 5))
+    best_S5 = np.zeros((len(losses_SR), 5))
     weighted_RS = (losses_SR / error_R).T
     for alpha in EXPONENTS:
         terms_XR3 = np.ones((len(EXPONENTS), len(N_R), 3))
@@ -98,19 +98,19 @@ def fit_law(N_R: np.ndarray, D_R: np.ndarray, losses_SR: np.ndarray, error_R: np
         best_S = np.minimum(best_S, square_XS[at_S, each_S])
         beta_S, (E_S, A_S, B_S) = EXPONENTS[at_S], solved_X3S[at_S, :, each_S].T
         each_S5 = np.stack([E_S, A_S * scale_N**alpha, B_S * scale_D**beta_S, np.full_like(E_S, alpha), beta_S], 1)
-        found_S5 = np.where(better_S[:, None], each_S5, found_S5)
+        best_S5 = np.where(better_S[:, None], each_S5, best_S5)
     none_S = np.isinf(best_S)
-    found_S5[none_S, 0], found_S5[none_S, 3:] = losses_SR[none_S].mean(1), 1.0
-    return Law(*found_S5.T)
+    best_S5[none_S, 0], best_S5[none_S, 3:] = losses_SR[none_S].mean(1), 1.0
+    return Law(*best_S5.T)
 
 
-def changes(found: Intervals, arm: int, mean: float, margin: float) -> dict[str, dict]:
+def changes(estimates: Intervals, arm: int, mean: float, margin: float) -> dict[str, dict]:
     """{axis: change, its interval, its p and its shape} of an arm, of the intervals of `change_contrasts`."""
     lines = {}
     for at, axis in enumerate(AXES):
-        if found.error[arm, at] > 0:
-            change, low, high = (float(each[arm, at]) for each in (found.mean, found.low, found.high))
-            inner = float(found.inner_low[arm, at]), float(found.inner_high[arm, at])
+        if estimates.error[arm, at] > 0:
+            change, low, high = (float(each[arm, at]) for each in (estimates.mean, estimates.low, estimates.high))
+            inner = float(estimates.inner_low[arm, at]), float(estimates.inner_high[arm, at])
             word = shape(mean, change, low, high, inner, margin)
-            lines[axis] = {"change": change, "low": low, "high": high, "p": float(found.p[arm, at]), "shape": word}
+            lines[axis] = {"change": change, "low": low, "high": high, "p": float(estimates.p[arm, at]), "shape": word}
     return lines

@@ -27,8 +27,8 @@ VERSION = {"digest": str, "date": str, "commit": str, "statistics": str, "design
 VERSION |= {"verdicts": Maybe([str]), "of": Maybe(str)}
 
 
-def begin(study: Study, folder, found: Iterable[Mapping], reused: Sequence[str]) -> None:
-    """Writes a version of the design, unless the last one is the same. found: the results that it has already; reused:
+def begin(study: Study, folder, results: Iterable[Mapping], reused: Sequence[str]) -> None:
+    """Writes a version of the design, unless the last one is the same. results: those that it has already; reused:
     directories of other studies. Raises UserError if the ledger was changed by hand."""
     versions, design = read(folder), _deciding(study)
     own = [version for version in versions if not version.get("of")]
@@ -39,7 +39,7 @@ def begin(study: Study, folder, found: Iterable[Mapping], reused: Sequence[str])
     for path in reused if not own else ():
         name = epath.Path(path).name
         versions += [version | {"of": version.get("of") or name} for version in read(path)]
-    used = [result["fingerprint"] for result in found]
+    used = [result["fingerprint"] for result in results]
     existing = set().union(*(read_runs(path).keys() for path in (folder, *reused)))
     directories = [epath.Path(path).name for path in reused]
     seen = {"runs": used, "others": len(existing.difference(used)), "directories": directories}

@@ -49,15 +49,15 @@ COSTS: dict[str, Callable[[Config], float]] = {"flops": training_flops, "paramet
 
 def all_matched(study: Study, seconds: Mapping[Cell, float]) -> dict[Cell, Matched]:
     """Every cell. A size that is solved for is the same with all budgets, so it is solved for once."""
-    found: dict[Cell, Matched] = {}
+    by_cell: dict[Cell, Matched] = {}
     sizes = {rung.name: rung.size for rung in rungs(study)}
     solved: dict[tuple[str, str], str] = {}
     for cell in cells(study):
         of_size = sizes[cell.rung], cell.arm
-        found[cell] = matched(study, cell, seconds, solved.get(of_size, ""))
-        if not found[cell].solved.startswith("steps="):
-            solved[of_size] = found[cell].solved
-    return found
+        by_cell[cell] = matched(study, cell, seconds, solved.get(of_size, ""))
+        if not by_cell[cell].solved.startswith("steps="):
+            solved[of_size] = by_cell[cell].solved
+    return by_cell
 
 
 def ladder(study: Study, solved: Mapping[Cell, Matched]) -> Ladder:

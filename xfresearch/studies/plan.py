@@ -26,19 +26,19 @@ class Plan(NamedTuple):
 def timings(study: Study, configs: Mapping[Cell, Config], known: Mapping[Cell, float]) -> dict[Cell, float]:
     """The seconds of an update of each cell on this machine: those that are known, and for the others, such as an arm that
     was added, as many times the baseline's as is measured now. known: no arm without the baseline at its size."""
-    found = dict(known)
+    seconds = dict(known)
     missing = [cell for cell in configs if cell not in known]
     if not missing:
-        return found
+        return seconds
     with stage("timing updates", len(missing), "cells") as progress:
         for cell in missing:
             baseline = Cell(cell.rung, study.baseline)
-            if baseline not in found:
-                found[baseline] = seconds_per_update(configs[baseline])
+            if baseline not in seconds:
+                seconds[baseline] = seconds_per_update(configs[baseline])
             if cell != baseline:
-                found[cell] = found[baseline] * relative_seconds(configs[cell], configs[baseline])
+                seconds[cell] = seconds[baseline] * relative_seconds(configs[cell], configs[baseline])
             progress.update(1)
-    return found
+    return seconds
 
 
 def make(study: Study, seconds: Mapping[Cell, float] | None = None) -> Plan:
@@ -64,19 +64,19 @@ def time_line(plan: Plan, seconds: Mapping[Cell, float], left: Iterable[Trial]) 
 
 def lines(study: Study, plan: Plan, ended: Collection[Trial]) -> list[str]:
     """The plan as text. ended: the runs that have a result, in the directory or in those of other studies."""
-    found = [f"question   {study.question}", f"rule       {study.rule}"]
+    shown = [f"question   {study.question}", f"rule       {study.rule}"]
     most = len(jobs(study))
-    found.append(f"runs       {plan.runs:,}: {plan.training_flops:.2e} FLOPs; {len(ended):,} have a result")
-    found.append(f"jobs       {most:,} at most, 0 to {most - 1:,} (--job I): each makes one run, and ends if none is left")
+    shown.append(f"runs       {plan.runs:,}: {plan.training_flops:.2e} FLOPs; {len(ended):,} have a result")
+    shown.append(f"jobs       {most:,} at most, 0 to {most - 1:,} (--job I): each makes one run, and ends if none is left")
     sizes, budgets = len(study.sizes), max(1, len(study.budgets))
     if (sizes < 3 or budgets < 2) and not study.tiny:
-        found.append(f"ladder     {sizes} x {budgets}: to say how far an answer holds takes 3 sizes x 2 budgets or more")
-    found.append(
+        shown.append(f"ladder     {sizes} x {budgets}: to say how far an answer holds takes 3 sizes x 2 budgets or more")
+    shown.append(
         f"power      {study.seeds} pairs find a difference of {plan.detectable:.4f} at a rung with a chance of 80 % if "
         f"paired differences have a deviation of {study.deviation:g}; up to {study.margin:g} counts as none, and an arm "
         f"without a difference is called equivalent there with a chance of {plan.chance_of_equivalent:.0%}"
     )
-    return found + table(study, plan.matched)
+    return shown + table(study, plan.matched)
 
 
 def table(study: Study, solved: Mapping[Cell, Matched]) -> list[str]:

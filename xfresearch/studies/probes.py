@@ -40,11 +40,11 @@ def recall(lm) -> float:
 
 def pairs_twice(rng, rows: int, pairs: int, vocabulary: int) -> np.ndarray:
     """[rows, 4 pairs]: key, value, key, value, ..., then the same pairs in another order. No token is in two pairs."""
-    found = []
+    sequences = []
     for _ in range(rows):
         first_P2 = rng.permutation(vocabulary)[: 2 * pairs].reshape(pairs, 2)
-        found.append(np.concatenate([first_P2, rng.permutation(first_P2)]).ravel())
-    return np.stack(found)
+        sequences.append(np.concatenate([first_P2, rng.permutation(first_P2)]).ravel())
+    return np.stack(sequences)
 
 
 PROBES: dict[str, Callable] = {"copying": copying, "recall": recall}
@@ -74,7 +74,7 @@ def check(names: Sequence[str], task_data: str = "") -> None:
             tasks.split_names(figure, task_data)
             tasks.check_installed()
         elif dot:
-            corpora = [each for each, found in ANALYSES.items() if not found.prompts]
+            corpora = [each for each, analysis in ANALYSES.items() if not analysis.prompts]
             require(bool(figure) and source in corpora, "probes", name, f"ANALYSIS.FIGURE, of one of {', '.join(corpora)}")
         else:
             allowed = f"one of {', '.join([*PROBES, *OF_HEADS])}, ANALYSIS.FIGURE or tasks.NAME"
@@ -83,15 +83,15 @@ def check(names: Sequence[str], task_data: str = "") -> None:
 
 def measure(lm, names: Sequence[str], folder="", task_data: str = "") -> dict[str, float]:
     """{name: value} of a language model, whose run is in `folder`."""
-    found = {name: PROBES[name](lm) for name in names if name in PROBES}
-    found |= _of_heads(lm, [name for name in names if name in OF_HEADS])
+    figures = {name: PROBES[name](lm) for name in names if name in PROBES}
+    figures |= _of_heads(lm, [name for name in names if name in OF_HEADS])
     of_tasks = [name.partition(".")[2] for name in names if name.startswith("tasks.")]
     if of_tasks:
-        found |= _of_tasks(lm, of_tasks, folder, task_data)
-    rest = [name for name in names if name not in found]
+        figures |= _of_tasks(lm, of_tasks, folder, task_data)
+    rest = [name for name in names if name not in figures]
     for analysis in dict.fromkeys(name.partition(".")[0] for name in rest):
-        found |= _of_analysis(lm, analysis, [name for name in rest if name.startswith(f"{analysis}.")])
-    return {name: found[name] for name in names}
+        figures |= _of_analysis(lm, analysis, [name for name in rest if name.startswith(f"{analysis}.")])
+    return {name: figures[name] for name in names}
 
 
 def _of_analysis(lm, analysis: str, names: Sequence[str]) -> dict[str, float]:
@@ -120,8 +120,8 @@ def check_figures(names: Sequence[str], models: Iterable) -> None:
     if not figures:
         return
     for lm in models:
-        for analysis, found in figures.items():
-            found |= _summary(lm, analysis)
+        for analysis, known in figures.items():
+            known |= _summary(lm, analysis)
     for name in wanted:
         analysis, _, figure = name.partition(".")
         allowed = f"{analysis}. and one of {', '.join(figures[analysis])}{nearest(figure, list(figures[analysis]))}"
@@ -134,7 +134,7 @@ def _of_tasks(lm, names: Sequence[str], folder, task_data: str) -> dict[str, flo
 
     settings = {"fewshot": None, "limit": 0, "sequence_length": 0, "batch_size": 0}
     options = SimpleNamespace(tasks=",".join(names), task_data=task_data, **settings)
-    found = run_tasks(str(folder), lm, None, options)["tasks"]
-    if missing := [name for name in names if name not in found]:
-        raise UserError(f"probes: tasks.{missing[0]} is a group of tasks: name the tasks in it ({', '.join(found)})")
-    return {f"tasks.{name}": next(iter(found[name]["metrics"].values()))["value"] for name in names}
+    of_task = run_tasks(str(folder), lm, None, options)["tasks"]
+    if missing := [name for name in names if name not in of_task]:
+        raise UserError(f"probes: tasks.{missing[0]} is a group of tasks: name the tasks in it ({', '.join(of_task)})")
+    return {f"tasks.{name}": next(iter(of_task[name]["metrics"].values()))["value"] for name in names}

@@ -85,8 +85,8 @@ def parabola(tried: Tried) -> Parabola | None:
 
 def chosen(tried: Tried, runs: int) -> float | None:
     """The rate of a rung that tunes; None if every run diverged."""
-    found = parabola(tried) if runs > 1 else None
-    return best_rate(means(tried)) if found is None else float(f"{math.exp(found.vertex):.3g}")
+    curve = parabola(tried) if runs > 1 else None
+    return best_rate(means(tried)) if curve is None else float(f"{math.exp(curve.vertex):.3g}")
 
 
 class Carry(NamedTuple):
@@ -128,9 +128,9 @@ def resampled_rises(
     if not known:
         return np.zeros((draws, len(carry.weights_RT)))
     off_BT = np.zeros((draws, len(tried_T)))
-    for at, (each, found) in enumerate(zip(tried_T, fitted, strict=True)):
-        if found is not None:
-            off_BT[:, at] = _chosen_again(each, found, deviations_T[at], runs, draws, rng) - found.vertex
+    for at, (each, curve) in enumerate(zip(tried_T, fitted, strict=True)):
+        if curve is not None:
+            off_BT[:, at] = _chosen_again(each, curve, deviations_T[at], runs, draws, rng) - curve.vertex
     powers_BF = POWERS * rng.standard_normal((draws, carry.unknown_RF.shape[1]))
     off_BR = off_BT @ carry.weights_RT.T + powers_BF @ carry.unknown_RF.T
     curvature_R = np.full(len(carry.weights_RT), np.mean(known))

@@ -49,11 +49,11 @@ def verdicts(outcome: Mapping) -> list[str]:
 def _sentence(outcome: Mapping, arm: str) -> str:
     study, sizes = outcome["study"], outcome["sizes"]
     several = len(sizes) > 1
-    found = outcome["ladder"].get(arm) if several else next(iter(sizes.values()))["arms"][arm]
-    if found is None or "verdict" not in found:
+    decided = outcome["ladder"].get(arm) if several else next(iter(sizes.values()))["arms"][arm]
+    if decided is None or "verdict" not in decided:
         return f"{arm}: no verdict{_reason(outcome, arm)}"
-    each, where = found["difference"], f" over {all_sizes(outcome)}" if several else ""
-    line = f"{arm} is {_in_words(found, study)}{where}: {each['mean']:+.4f} {UNITS[study['metric']]} "
+    each, where = decided["difference"], f" over {all_sizes(outcome)}" if several else ""
+    line = f"{arm} is {_in_words(decided, study)}{where}: {each['mean']:+.4f} {UNITS[study['metric']]} "
     line += f"({each['low']:+.4f} to {each['high']:+.4f})"
     by_verdict: dict[str, list[str]] = {}
     for name, here in sizes.items() if several else ():
@@ -73,12 +73,12 @@ def _reason(outcome: Mapping, arm: str) -> str:
     return ""
 
 
-def _in_words(found: Mapping, study: Mapping) -> str:
+def _in_words(decided: Mapping, study: Mapping) -> str:
     """The verdict of an arm at a rung, or over the ladder."""
-    words = WORDS[found["verdict"]].format(baseline=study["baseline"], margin=study["margin"])
-    if found["verdict"] == "equivalent" and found["p_corrected"] < ALPHA:
-        words += f", though {'better' if found['difference']['mean'] < 0 else 'worse'}"
-    if found["verdict"] == "undecided" and found["p_no_worse"] < ALPHA:
+    words = WORDS[decided["verdict"]].format(baseline=study["baseline"], margin=study["margin"])
+    if decided["verdict"] == "equivalent" and decided["p_corrected"] < ALPHA:
+        words += f", though {'better' if decided['difference']['mean'] < 0 else 'worse'}"
+    if decided["verdict"] == "undecided" and decided["p_no_worse"] < ALPHA:
         words += f", but not worse by {study['margin']:g}"
     return words
 
@@ -98,22 +98,23 @@ def _growth(outcome: Mapping, arm: str) -> list[str]:
 def _edge(outcome: Mapping, arm: str) -> list[str]:
     """A warning for each size at which the best learning rate may lie beyond those that were tried."""
     tuned = list(outcome["study"]["tune_at"] or outcome["sizes"])
-    found = []
+    sentences = []
     for size in tuned:
         if (here := outcome["sizes"][size]["arms"][arm])["edge"]:
             rate = f"{here['rate']:g}{f' at {size}' if len(tuned) > 1 else ''}"
-            found.append(f"its best learning rate, {rate}, is {edge_in_words(here)} that was tried: a better one may exist")
-    return found
+            edge = f"{edge_in_words(here)} that was tried"
+            sentences.append(f"its best learning rate, {rate}, is {edge}: a better one may exist")
+    return sentences
 
 
 def picture(outcome: Mapping) -> str:
     """The differences of all arms at all sizes as an SVG element; '' if no arm has one."""
     study, groups = outcome["study"], {}
     for arm in study["arms"]:
-        found = {size: here["arms"][arm] for size, here in outcome["sizes"].items() if "difference" in here["arms"][arm]}
-        if found:
-            each = {name: (own["difference"], own["verdict"]) for name, own in found.items()}
-            if (own := outcome["ladder"].get(arm)) and len(found) > 1:
+        decided = {size: here["arms"][arm] for size, here in outcome["sizes"].items() if "difference" in here["arms"][arm]}
+        if decided:
+            each = {name: (own["difference"], own["verdict"]) for name, own in decided.items()}
+            if (own := outcome["ladder"].get(arm)) and len(decided) > 1:
                 each[all_sizes(outcome)] = own["difference"], own["verdict"]
             groups[arm] = [Interval(name, d["mean"], d["low"], d["high"], verdict) for name, (d, verdict) in each.items()]
     label = f"{UNITS[study['metric']]} beside {study['baseline']}: less is better. Lines are 95 % intervals"
@@ -140,17 +141,17 @@ def training(outcome: Mapping) -> str:
 def _matched(outcome: Mapping) -> str:
     """What is equal, with the arms that are not matched on purpose, and the largest mismatch of the others."""
     study = outcome["study"]
-    found: dict = {}
+    by_arm: dict = {}
     for here in outcome["sizes"].values():
         for arm, each in here["arms"].items():
-            found.setdefault(arm, []).append(each["mismatch"])
-    free = [arm for arm in found if study["solve_in"].get(arm) == ""]
-    largest = max(abs(value) for arm, each in found.items() if arm not in free for value in each)
+            by_arm.setdefault(arm, []).append(each["mismatch"])
+    free = [arm for arm in by_arm if study["solve_in"].get(arm) == ""]
+    largest = max(abs(value) for arm, each in by_arm.items() if arm not in free for value in each)
     line = f"The {MATCHED[study['match']]} of all arms are equal, to {largest:.2%}"
     if largest > LARGEST_MISMATCH:  # which only a tiny study may have
         line = f"The {MATCHED[study['match']]} of arms differ by up to {largest:.0%}"
     if free:
-        words = [f"{arm} ({', '.join(f'{value:+.1%}' for value in found[arm])})" for arm in free]
+        words = [f"{arm} ({', '.join(f'{value:+.1%}' for value in by_arm[arm])})" for arm in free]
         line += f", except for arms that are not matched: {'; '.join(words)}"
     return f"{line}."
 
@@ -259,13 +260,13 @@ def _sampling(size: Mapping) -> str:
     )
 
 
-def _power(found: Mapping, study: Mapping) -> str:
+def _power(power: Mapping, study: Mapping) -> str:
     """What the pairs of a rung can find, in the arm whose differences vary most."""
-    seeds = found["seeds_for_margin"] or "more than a million"
+    seeds = power["seeds_for_margin"] or "more than a million"
     return (
-        f"mean differences have an error of at most {found['error']:.4f}. With it, {study['seeds']} pairs find a difference "
-        f"of {found['detectable']:.4f} with a chance of 80 %, one of {study['margin']:g} takes {seeds}, and an arm without "
-        f"a difference is called equivalent with a chance of {found['chance_of_equivalent']:.0%}."
+        f"mean differences have an error of at most {power['error']:.4f}. With it, {study['seeds']} pairs find a difference "
+        f"of {power['detectable']:.4f} with a chance of 80 %, one of {study['margin']:g} takes {seeds}, and an arm without "
+        f"a difference is called equivalent with a chance of {power['chance_of_equivalent']:.0%}."
     )
 
 
@@ -329,7 +330,7 @@ def page(outcome: Mapping) -> dict:
 
 def _charts(outcome: Mapping, size: str) -> list[tuple[str, str]]:
     """(caption, SVG) of the metric by FLOPs and by seconds, with bands of the intervals."""
-    unit, here, found = UNITS[outcome["study"]["metric"]], outcome["sizes"][size]["arms"], []
+    unit, here, charts = UNITS[outcome["study"]["metric"]], outcome["sizes"][size]["arms"], []
     arms = outcome["study"]["arms"]
     for axis, label in COSTS.items():
         curves = []
@@ -338,8 +339,8 @@ def _charts(outcome: Mapping, size: str) -> list[tuple[str, str]]:
             curve_P3 = points(here[arm], axis) if known else np.empty((0, 3))
             curves += _with_band(curve_P3[len(curve_P3) // 10 :], style)
         if curves:
-            found.append((f"{unit} by {label}", line_chart(f"{size}: {unit} by {label}", curves, {})))
-    return found
+            charts.append((f"{unit} by {label}", line_chart(f"{size}: {unit} by {label}", curves, {})))
+    return charts
 
 
 def _with_band(curve_P3: np.ndarray, style: Mapping[str, str]) -> list[Curve]:

@@ -104,11 +104,11 @@ class Wanted(NamedTuple):
     probes: tuple[str, ...] = ()
     task_data: str = ""
 
-    def is_in(self, found: Mapping, wanted: str) -> bool:
+    def is_in(self, result: Mapping, wanted: str) -> bool:
         """Whether a result is that of the run with the fingerprint `wanted`, on the same text, and has all of it."""
-        measured = set(self.probes) <= set(found.get("probes", ())) and found.get("held_out") == _held_out(self.config)
-        same = found.get("fingerprint") == wanted and found.get("metric") == self.metric
-        return same and (measured or bool(found.get("diverged")))
+        measured = set(self.probes) <= set(result.get("probes", ())) and result.get("held_out") == _held_out(self.config)
+        same = result.get("fingerprint") == wanted and result.get("metric") == self.metric
+        return same and (measured or bool(result.get("diverged")))
 
 
 def _wanted(study: Study, trial: Trial, config: Config) -> Wanted:
@@ -175,9 +175,9 @@ def less_is_better(metric: str, value: float | None) -> float:
     return 1 - value if metric == "accuracy" else value
 
 
-def deciding(study: Study, found: dict) -> float:
+def deciding(study: Study, result: dict) -> float:
     """The metric that decides, where less is better; NaN for a run that diverged."""
-    return less_is_better(study.metric, found["evaluation"].get(study.metric))
+    return less_is_better(study.metric, result["evaluation"].get(study.metric))
 
 
 def _curve(folder, metric: str) -> list[tuple[int, float]]:
@@ -237,16 +237,16 @@ def run_trial(study: Study, store: Store, trial: Trial, matched: Matched, count:
     config = config_of_trial(trial, matched.config)
     folder = inside(store.folder, trial.folder)
     with locked(folder):
-        if found := store.find(study, trial, matched.config):
-            return found
+        if result := store.find(study, trial, matched.config):
+            return result
         count(config.steps if _result_of_kept(folder, config.steps) else 0)
-        found, stopped_by = train_and_measure(folder, config, _wanted(study, trial, matched.config), [Counted(count)])
-        if found:
+        result, stopped_by = train_and_measure(folder, config, _wanted(study, trial, matched.config), [Counted(count)])
+        if result:
             tidy(study, folder)
         if stopped_by:
             print(f"{stopped_by}: saved {folder}; the same command goes on there", file=sys.stderr)
             sys.exit(128 + signal.Signals[stopped_by])
-    return found
+    return result
 
 
 def train_and_measure(folder, config: Config, wanted: Wanted, callbacks: Sequence[Callback]) -> tuple[dict, str]:
@@ -260,27 +260,27 @@ def train_and_measure(folder, config: Config, wanted: Wanted, callbacks: Sequenc
     before = _result_of_kept(folder, config.steps)
     clock, tokenizer = Clock(), tokenizer_of(config)
     setup_jax(config)
-    found = {"fingerprint": fingerprint(config), "metric": wanted.metric, "evaluation": {}, "step": 0}
+    outcome = {"fingerprint": fingerprint(config), "metric": wanted.metric, "evaluation": {}, "step": 0}
     spent, stopped_by = {"metric": 0.0, "probes": 0.0}, ""
     try:
         result = _trained(config, folder, tokenizer, clock, callbacks, before)
     except Diverged as error:
-        found["diverged"] = str(error)
+        outcome["diverged"] = str(error)
     else:
         stopped_by = result.stopped_by
         if stopped_by in signal.Signals.__members__ and not result.finished:
             return {}, stopped_by
         with _timed(spent, "metric"):
             sums = result.held_out(wanted.config.evaluation.final_sequences)
-        found |= {"evaluation": summary(sums), "blocks": blocks(sums, wanted.metric), "step": result.step}
-        found |= {"held_out": _held_out(wanted.config), "curve": _curve(folder, wanted.metric)}
-        found["data"] = manifest.of_data(result.manifest)
+        outcome |= {"evaluation": summary(sums), "blocks": blocks(sums, wanted.metric), "step": result.step}
+        outcome |= {"held_out": _held_out(wanted.config), "curve": _curve(folder, wanted.metric)}
+        outcome["data"] = manifest.of_data(result.manifest)
         lm = LanguageModel(config.model, result.params, tokenizer, config, result.step)
         with _timed(spent, "probes"):
-            found["probes"] = probes.measure(lm, wanted.probes, folder, wanted.task_data)
-    found |= {"seconds": {**clock.state(), **spent}, "made": before.get("made") or _made()}
-    write_json(folder / RESULT_FILE, found)
-    return found, stopped_by
+            outcome["probes"] = probes.measure(lm, wanted.probes, folder, wanted.task_data)
+    outcome |= {"seconds": {**clock.state(), **spent}, "made": before.get("made") or _made()}
+    write_json(folder / RESULT_FILE, outcome)
+    return outcome, stopped_by
 
 
 def _result_of_kept(folder, steps: int) -> dict:

@@ -127,8 +127,8 @@ def intervals(
 def typical_critical(arms: int, rungs: int, pairs: int) -> tuple[float, float]:
     """The mean of the two critical values of studies whose variances agree, for a plan."""
     rng = np.random.default_rng(0)
-    found = [intervals(rng.standard_normal((arms, rungs, pairs)), draws=500) for _ in range(8)]
-    return float(np.mean([each.critical for each in found])), float(np.mean([each.inner_critical for each in found]))
+    samples = [intervals(rng.standard_normal((arms, rungs, pairs)), draws=500) for _ in range(8)]
+    return float(np.mean([each.critical for each in samples])), float(np.mean([each.inner_critical for each in samples]))
 
 
 def detectable(error: float, critical: float) -> float:

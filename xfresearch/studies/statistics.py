@@ -59,8 +59,8 @@ def paired(arm: Sequence[float], baseline: Sequence[float]) -> Difference:
 def _bootstrap(d_N: np.ndarray) -> tuple[float, float]:
     """The ends of the bias-corrected and accelerated bootstrap interval of the mean."""
     rng = np.random.default_rng(0)
-    found = stats.bootstrap((d_N,), np.mean, n_resamples=RESAMPLES, confidence_level=CONFIDENCE, method="BCa", rng=rng)
-    return tuple(map(float, found.confidence_interval))
+    resampled = stats.bootstrap((d_N,), np.mean, n_resamples=RESAMPLES, confidence_level=CONFIDENCE, method="BCa", rng=rng)
+    return tuple(map(float, resampled.confidence_interval))
 
 
 def noise(values: Sequence[float]) -> tuple[float, float, float]:

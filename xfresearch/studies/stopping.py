@@ -18,7 +18,7 @@ def levels(looks: Sequence[int], alpha: float) -> list[float]:
     Pocock's (1977) approximation."""
     shares = [look / looks[-1] for look in looks]
     spent = [4 * special.ndtr(-special.ndtri(1 - alpha / 4) / math.sqrt(share)) for share in shares]
-    found, density, points = [], None, None
+    alphas, density, points = [], None, None
     for at, share in enumerate(shares):
         before = shares[at - 1] if at else 0.0
         spread = math.sqrt(share - before)
@@ -34,7 +34,7 @@ def levels(looks: Sequence[int], alpha: float) -> list[float]:
             return float((density * outside).sum()) - now
 
         bound = float(optimize.brentq(surplus, 0.0, 12.0))
-        found.append(2 * float(special.ndtr(-bound)))
+        alphas.append(2 * float(special.ndtr(-bound)))
         ends = np.linspace(-bound * math.sqrt(share), bound * math.sqrt(share), 2 * GRID + 1)
         step = ends[1] - ends[0]
         weights = np.full(len(ends), step)
@@ -44,7 +44,7 @@ def levels(looks: Sequence[int], alpha: float) -> list[float]:
         else:
             moved = _normal((ends[:, None] - points) / spread) / spread
             density, points = weights * (moved @ density), ends
-    return found
+    return alphas
 
 
 def _normal(x: np.ndarray) -> np.ndarray:

@@ -52,8 +52,8 @@ class Planned(NamedTuple):
     def result(self) -> dict[str, Any]:
         """The result of the run; {} if it has none yet."""
         file = inside(self.folder, RESULT_FILE)
-        found = read_result(file) if exists(file) else {}
-        return found if self.wanted.is_in(found, fingerprint(self.config)) else {}
+        result = read_result(file) if exists(file) else {}
+        return result if self.wanted.is_in(result, fingerprint(self.config)) else {}
 
 
 def sweep(
@@ -93,11 +93,11 @@ def _train_all(runs: Sequence[Planned], callbacks: Sequence[Callback]) -> str:
                 continue
             watching = [Counted(progress.update), *trackers.chosen(run.config), *callbacks]
             with locked(run.folder):
-                found, stopped_by = train_and_measure(run.folder, run.config, run.wanted, watching)
+                result, stopped_by = train_and_measure(run.folder, run.config, run.wanted, watching)
             if stopped_by in signal.Signals.__members__:
                 print(f"{stopped_by}: saved {run.folder}; the same call goes on there", file=sys.stderr, flush=True)
                 return stopped_by
-            print(f"{run.folder}: {_in_words(run, found)}", file=sys.stderr, flush=True)
+            print(f"{run.folder}: {_in_words(run, result)}", file=sys.stderr, flush=True)
     return ""
 
 

@@ -85,13 +85,13 @@ def of_size(outcome: Mapping, size: str) -> Table:
 
 
 def _row(name: str, arm: Mapping, failure: str) -> tuple[str, ...]:
-    found = _difference(arm) if "difference" in arm else ("", "", "", "", failure)
+    cells = _difference(arm) if "difference" in arm else ("", "", "", "", failure)
     if not arm["values"]:
-        return (name, "", *found, f"{arm['parameters']:,}", "", "")
+        return (name, "", *cells, f"{arm['parameters']:,}", "", "")
     rate = f"{arm['rate']:g}" + (f" ({edge_in_words(arm)} tried)" if arm["edge"] else "")
     metric = "" if failure and arm["mean"] is None else f"{arm['mean']:.4f} ({arm['deviation']:.4f})"
     seconds = "" if arm["seconds"] is None else f"{arm['seconds']:.0f}"
-    return (name, metric, *found, f"{arm['parameters']:,}", rate, seconds)
+    return (name, metric, *cells, f"{arm['parameters']:,}", rate, seconds)
 
 
 def _difference(arm: Mapping) -> tuple[str, ...]:
@@ -105,8 +105,8 @@ def probes(outcome: Mapping) -> Table:
     """The mean of each probe with the half width of its interval, of every arm."""
     names, rows = outcome["study"]["probes"], []
     for size, here in outcome["sizes"].items():
-        for arm, found in here["arms"].items():
-            rows.append((size, arm, *(_with_half(found["probes"].get(name, [])) for name in names)))
+        for arm, measured in here["arms"].items():
+            rows.append((size, arm, *(_with_half(measured["probes"].get(name, [])) for name in names)))
     about = [PROBES_ABOUT, *(text for probes, text in ABOUT_EACH.items() if set(probes) & set(names))]
     return Table("Probes", " ".join(about), ("size", "arm", *names), rows if names else [])
 

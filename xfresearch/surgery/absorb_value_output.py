@@ -105,11 +105,11 @@ def _slots(target: Target, params: Params, bias_GV: np.ndarray, figures: dict[st
     scale = np.sqrt(a.memory_slots)
     inverse_GVD = pseudo_inverses(value_DGV, figures, f"{target.where}, W_V")
     value_MGD = np.einsum("mgv,gvd->mgd", scale * stored_MGV - bias_GV, inverse_GVD) / scale
-    found = {"memory/value": value_MGD}
+    slots = {"memory/value": value_MGD}
     if slot_heads(a) == 1:
         key_MGK = params["memory/key"]
-        found["memory/key"] = np.broadcast_to(key_MGK, (len(key_MGK), a.kv_heads, key_MGK.shape[-1]))
-    return found
+        slots["memory/key"] = np.broadcast_to(key_MGK, (len(key_MGK), a.kv_heads, key_MGK.shape[-1]))
+    return slots
 
 
 def _regauged(target: Target, params: Params, figures: dict[str, float], gauge: str, broken: bool) -> Params:

@@ -105,11 +105,11 @@ def _symbol(name: str) -> str:
 
 def _check_reads(network: Network, number: int, name: str) -> None:
     block, where = network.layers[number].block, f"layer {number}"
-    found = ends(block)
-    refuse_unless(not found.why, f"{where}, layout={block.layout!r}: {found.why}")
+    at_ends = ends(block)
+    refuse_unless(not at_ends.why, f"{where}, layout={block.layout!r}: {at_ends.why}")
     for branch in LAYOUTS[block.layout].branches:
         site = f"{branch.name}_in"
-        norm = block.norm_at(site).kind if "in" in branch.norms and branch.name in found.reads else "none"
+        norm = block.norm_at(site).kind if "in" in branch.norms and branch.name in at_ends.reads else "none"
         refuse_unless(norm == "none", f"{where}: norm(x Q) is not norm(x) Q, and norms.{site} is {norm!r}")
     a = network.only("mixer", number).options
     refuse_unless(
@@ -136,14 +136,14 @@ def _check_writes(network: Network, number: int) -> None:
         )
         return
     block, where = network.layers[number - 1].block, f"layer {number - 1}"
-    found = ends(block)
-    refuse_unless(not found.why, f"{where}, layout={block.layout!r}, writes x of layer {number}: {found.why}")
+    at_ends = ends(block)
+    refuse_unless(not at_ends.why, f"{where}, layout={block.layout!r}, writes x of layer {number}: {at_ends.why}")
     for branch in LAYOUTS[block.layout].branches:
-        for at in {"out", "post"} & {*branch.norms} if branch.name in found.writes else ():
+        for at in {"out", "post"} & {*branch.norms} if branch.name in at_ends.writes else ():
             site = f"{branch.name}_{at}"
             kind = block.norm_at(site).kind
             refuse_unless(kind == "none", f"{where}: norm(x) Q is not a norm of x Q, and norms.{site} is {kind!r}")
-    for each in {*found.writes} & {*names_of(block, "mixer")}:
+    for each in {*at_ends.writes} & {*names_of(block, "mixer")}:
         has = f"{each}/output/kernel" in network.params(number - 1)
         refuse_unless(has, f"{where}: the heads write x of layer {number} without a matrix W_O that Q could multiply")
 

@@ -81,7 +81,7 @@ def _check_outside(network: Network) -> None:
 
 def written(block: BlockConfig, where: str) -> list[str]:
     """Names of the sublayers that write the stream. Raises Refused if something reads its mean, or if a norm writes it."""
-    found = []
+    names = []
     branches = LAYOUTS[block.layout].branches
     before = True  # whether the tensor before this sublayer is the stream
     for branch, following in zip(branches, (*branches[1:], None), strict=True):
@@ -89,8 +89,8 @@ def written(block: BlockConfig, where: str) -> list[str]:
         if branch.connection.reads == "block" or (branch.connection.reads == "stream" and before):
             _check_reader(block, branch, where)
         before = following is None or _keeps(following.connection) or _blind(block, following)
-        found += [branch.name] if before else []
-    return found
+        names += [branch.name] if before else []
+    return names
 
 
 def _keeps(connection: Connection) -> bool:

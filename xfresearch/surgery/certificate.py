@@ -50,8 +50,8 @@ class Certificate:
     @property
     def relative(self) -> float:
         """The largest relative difference in float64; NaN if one is NaN, which Python's max would lose."""
-        found = [each["relative"] for each in self.differences.values()]
-        return float(np.max(found)) if found else math.inf
+        values = [each["relative"] for each in self.differences.values()]
+        return float(np.max(values)) if values else math.inf
 
     @property
     def exact(self) -> bool:
@@ -62,8 +62,8 @@ class Certificate:
     @property
     def not_finite(self) -> list[str]:
         """The names of the comparisons, and of the controls, that are NaN or infinite."""
-        found = {name: each["relative"] for name, each in self.differences.items()} | self.controls
-        return [name for name, each in found.items() if not math.isfinite(each)]
+        measured = {name: each["relative"] for name, each in self.differences.items()} | self.controls
+        return [name for name, each in measured.items() if not math.isfinite(each)]
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self) | {"relative": self.relative, "exact": self.exact, "bound": BOUND}
@@ -88,47 +88,47 @@ class Certificate:
 
 
 def certify(
-    found: Certificate,
+    certificate: Certificate,
     before: Network,
     after: Network,
     broken: dict[str, Network],
     text_BL: np.ndarray,
     n_bytes: int,
 ) -> None:
-    """Fills in `found` by comparing two networks. `broken` are the controls by name. `text_BL` are token ids of held-out
-    text with `n_bytes` bytes, or None. Call it with JAX in 64 bits."""
+    """Fills in `certificate` by comparing two networks. `broken` are the controls by name. `text_BL` are token ids of
+    held-out text with `n_bytes` bytes, or None. Call it with JAX in 64 bits."""
     began = time.perf_counter()
     domain = Domain.of(before, after, text_BL)
     tokens_BL = domain.batches[0]
     runners = [Runner(network, "float64") for network in (before, after)]
     cached = min(CACHED, tokens_BL.shape[1] - 1) if before.model.causal else 0
     old, new = (runner.run(tokens_BL, cached) for runner in runners)
-    found.differences = {"all tokens": difference_of_logits(old.logits_BLV[:1], new.logits_BLV[:1])}
+    certificate.differences = {"all tokens": difference_of_logits(old.logits_BLV[:1], new.logits_BLV[:1])}
     if text_BL is not None:
-        found.differences["text"] = difference_of_logits(old.logits_BLV[1:], new.logits_BLV[1:])
+        certificate.differences["text"] = difference_of_logits(old.logits_BLV[1:], new.logits_BLV[1:])
     if old.cached_BCV is not None and new.cached_BCV is not None:
-        found.differences["with the cache"] = difference_of_logits(old.cached_BCV, new.cached_BCV)
+        certificate.differences["with the cache"] = difference_of_logits(old.cached_BCV, new.cached_BCV)
     gradients = (each.gradient(tokens_BL, made.streams) for each, made in zip(runners, (old, new), strict=True))
-    found.gradient = difference(*gradients)["relative"]
+    certificate.gradient = difference(*gradients)["relative"]
     for name, network in broken.items():
-        found.controls[name] = difference_of_logits(old.logits_BLV, _logits(network, tokens_BL))["relative"]
+        certificate.controls[name] = difference_of_logits(old.logits_BLV, _logits(network, tokens_BL))["relative"]
     for dtype in DTYPES:
         sides = (_logits(network, tokens_BL, dtype) for network in (before, after))
-        found.other_dtypes[dtype] = difference_of_logits(*sides)["relative"]
+        certificate.other_dtypes[dtype] = difference_of_logits(*sides)["relative"]
     saved = after.resolved.param_dtype
-    found.rounded[saved] = difference_of_logits(old.logits_BLV, _logits(rounded(after, saved), tokens_BL))["relative"]
+    certificate.rounded[saved] = difference_of_logits(old.logits_BLV, _logits(rounded(after, saved), tokens_BL))["relative"]
     if text_BL is not None:
         logits = {"before": old.logits_BLV, "after": new.logits_BLV}
-        found.bits_per_byte = {name: _bits(each[1:], tokens_BL[1:], n_bytes) for name, each in logits.items()}
-    found.costs = _costs(before.resolved, after.resolved, tokens_BL.shape[1])
+        certificate.bits_per_byte = {name: _bits(each[1:], tokens_BL[1:], n_bytes) for name, each in logits.items()}
+    certificate.costs = _costs(before.resolved, after.resolved, tokens_BL.shape[1])
     del old, new
-    wrong = domain.compare(found, runners)
-    if not found.relative <= BOUND:
+    wrong = domain.compare(certificate, runners)
+    if not certificate.relative <= BOUND:
         first, second = runners
         streams = [runner.run(tokens_BL if wrong is None else wrong).streams for runner in runners]
-        found.first_difference = first_difference(first, second, *streams)
-    found.domain, found.dropout = str(domain), _dropout(before.resolved, after.undropped)
-    found.seconds = time.perf_counter() - began
+        certificate.first_difference = first_difference(first, second, *streams)
+    certificate.domain, certificate.dropout = str(domain), _dropout(before.resolved, after.undropped)
+    certificate.seconds = time.perf_counter() - began
 
 
 def _dropout(model: ModelConfig, undropped: Iterable[str]) -> str:
@@ -163,7 +163,7 @@ class Domain(NamedTuple):
         experts = [moe for each in (model, after.resolved) for moe in mixtures(each)]
         return cls(batches, V, limit if has_tables(before) and limit > L else 0, bool(experts))
 
-    def compare(self, found: Certificate, runners: list[Runner]) -> np.ndarray | None:
+    def compare(self, certificate: Certificate, runners: list[Runner]) -> np.ndarray | None:
         """Adds what the batches after the first one, the longest sequence and the experts show. The tokens of the first
         batch that differs; None if none does."""
         rng = np.random.default_rng(1)
@@ -173,8 +173,8 @@ class Domain(NamedTuple):
         wrong = None
         for name, tokens_BL, in_turn in cases:
             new = difference_of_logits(*(runner.run(tokens_BL, in_turn=in_turn).logits_BLV for runner in runners))
-            old = found.differences.get(name, new)
-            found.differences[name] = {measure: float(np.max([old[measure], new[measure]])) for measure in new}
+            old = certificate.differences.get(name, new)
+            certificate.differences[name] = {measure: float(np.max([old[measure], new[measure]])) for measure in new}
             wrong = tokens_BL if wrong is None and not new["relative"] <= BOUND else wrong
         return wrong
 
@@ -215,8 +215,8 @@ def difference_of_logits(a_BLV: np.ndarray, b_BLV: np.ndarray) -> dict[str, floa
     """The largest absolute difference, and the largest relative one: that of each logit, divided by the spread of its
     token's logits in the first array (the middle half of them are in an interval of this size) or, for an outlier, by its
     distance from their median. So an outlier hides no other difference."""
-    found = [_of_tokens(a_LV, b_LV) for a_LV, b_LV in zip(a_BLV, b_BLV, strict=True)]
-    absolute, relative = np.max(found, 0)  # NaN if one is NaN
+    of_rows = [_of_tokens(a_LV, b_LV) for a_LV, b_LV in zip(a_BLV, b_BLV, strict=True)]
+    absolute, relative = np.max(of_rows, 0)  # NaN if one is NaN
     return {"absolute": float(absolute), "relative": float(relative)}
 
 

@@ -77,8 +77,8 @@ class Conversion:
 def _chosen(layers: Iterable[int] | None, count: int) -> tuple[int, ...]:
     """The numbers of the layers to convert, each once and in order. Raises UserError for one that the network, which has
     `count` layers, does not have, and if there are none."""
-    found = tuple(range(count) if layers is None else sorted({*layers}))
-    wrong = [number for number in found if not 0 <= number < count]
-    if wrong or not found:
+    numbers = tuple(range(count) if layers is None else sorted({*layers}))
+    wrong = [number for number in numbers if not 0 <= number < count]
+    if wrong or not numbers:
         raise UserError(f"layers={wrong[0] if wrong else ()} is not allowed: this model has layers 0 to {count - 1}")
-    return found
+    return numbers

@@ -39,31 +39,31 @@ def convert(lm: LanguageModel, steps: Sequence[Step]) -> tuple[LanguageModel, Ce
     before = take_apart(lm.config, lm.params)
     after = _after(before, steps)
     text = held_out_text(lm)
-    found = _certified(before, after, steps, text)
-    if found.approximate:
+    certificate = _certified(before, after, steps, text)
+    if certificate.approximate:
         for network, run in _exact_runs(before, steps):
             part = _certified(network, _after(network, run), run, text)
-            found.figures[f"difference of logits, {', '.join(part.conversions)} alone"] = part.relative
+            certificate.figures[f"difference of logits, {', '.join(part.conversions)} alone"] = part.relative
     if left := left_out(lm):
         print(f"warning: {left}", file=sys.stderr)
     model, params = assemble(after, lm.config.param_dtype)
-    return LanguageModel(model, params, lm.tokenizer, lm.run, lm.step), found
+    return LanguageModel(model, params, lm.tokenizer, lm.run, lm.step), certificate
 
 
 def _certified(before: Network, after: Network, steps: Sequence[Step], text: tuple[Any, ...]) -> Certificate:
     """The certificate of a chain. Raises Refused if no step is an approximation and the networks are not equal, or if an
     approximation is not finite."""
     approximate = any(step.conversion.approximates(step.options) for step in steps)
-    found = Certificate([step.conversion.name for step in steps], approximate)
+    certificate = Certificate([step.conversion.name for step in steps], approximate)
     with jax.enable_x64(True), stage("certificate"):
         try:
-            certify(found, before, after, _controls(before, steps), *text)
+            certify(certificate, before, after, _controls(before, steps), *text)
         except Refused as refused:  # of a layer's parameters, which are computed late: a matrix has no inverse
-            raise Refused(f"{', '.join(found.conversions)}: {refused}") from refused
-    found.figures = after.figures
-    if found.not_finite or not (found.approximate or found.exact):
-        raise Refused(_why(found))
-    return found
+            raise Refused(f"{', '.join(certificate.conversions)}: {refused}") from refused
+    certificate.figures = after.figures
+    if certificate.not_finite or not (certificate.approximate or certificate.exact):
+        raise Refused(_why(certificate))
+    return certificate
 
 
 def _exact_runs(network: Network, steps: Sequence[Step]) -> Iterator[tuple[Network, list[Step]]]:
@@ -82,8 +82,8 @@ def left_out(lm: LanguageModel) -> str:
         parts.append(f"the records of its edits ({len(lm.edits)}), which cannot be undone after the conversion")
     if lm.source:
         parts.append("the record of its Hugging Face folder, whose other keys and files an export will lack")
-    found = ", and ".join(parts)
-    return f"the converted model does not carry {found}" if found else ""
+    what = ", and ".join(parts)
+    return f"the converted model does not carry {what}" if what else ""
 
 
 def plan(lm: LanguageModel, steps: Sequence[Step]) -> str:
@@ -121,16 +121,16 @@ def _controls(before: Network, steps: Sequence[Step]) -> dict[str, Network]:
     }
 
 
-def _why(found: Certificate) -> str:
+def _why(certificate: Certificate) -> str:
     """The reason why a certificate is not exact."""
-    names = ", ".join(found.conversions)
-    if found.not_finite:
-        return f"{names}: the comparison ({found.not_finite[0]}) is not finite in float64: it proves nothing"
-    if found.relative > BOUND:
-        where = f"; they first differ at {found.first_difference}" if found.first_difference else ""
-        return f"{names}: logits differ by {found.relative:.1e} relative in float64, more than {BOUND:.0e}{where}"
-    weak = min(found.controls, key=found.controls.__getitem__)
+    names = ", ".join(certificate.conversions)
+    if certificate.not_finite:
+        return f"{names}: the comparison ({certificate.not_finite[0]}) is not finite in float64: it proves nothing"
+    if certificate.relative > BOUND:
+        where = f"; they first differ at {certificate.first_difference}" if certificate.first_difference else ""
+        return f"{names}: logits differ by {certificate.relative:.1e} relative in float64, more than {BOUND:.0e}{where}"
+    weak = min(certificate.controls, key=certificate.controls.__getitem__)
     return (
-        f"{names}: the control ({weak}) differs by {found.controls[weak]:.1e} only, less than {CONTROL:.0e}: equal logits "
-        "prove nothing for these parameters"
+        f"{names}: the control ({weak}) differs by {certificate.controls[weak]:.1e} only, less than {CONTROL:.0e}: "
+        "equal logits prove nothing for these parameters"
     )

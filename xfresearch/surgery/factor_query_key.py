@@ -98,10 +98,10 @@ def _slots(a: SoftmaxConfig, params: Params, key_DGr: np.ndarray) -> Params:
     shape = (a.memory_slots, a.kv_heads)
     key_MGD = np.broadcast_to(stored_MGD, (*shape, stored_MGD.shape[-1]))
     key_MGr = np.einsum("mgd,dgr->mgr", key_MGD, key_DGr) * np.sqrt(key_DGr.shape[0] / key_DGr.shape[-1])
-    found = {"memory/key": key_MGr}
+    slots = {"memory/key": key_MGr}
     if slot_heads(a) == 1:
-        found["memory/value"] = np.broadcast_to(stored_MGV, (*shape, stored_MGV.shape[-1]))
-    return found
+        slots["memory/value"] = np.broadcast_to(stored_MGV, (*shape, stored_MGV.shape[-1]))
+    return slots
 
 
 FACTOR_QUERY_KEY = Conversion(

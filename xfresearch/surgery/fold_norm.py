@@ -59,13 +59,13 @@ def convert(network: Network, layers, broken: bool = False) -> Network:
 
 def sites(block: BlockConfig) -> dict[str, list[str]]:
     """{sublayer: the sublayers that read its input norm}, for each input norm with a gain or a bias."""
-    found = {}
+    by_branch = {}
     branches = LAYOUTS[block.layout].branches
     for index, branch in enumerate(branches):
         if "in" in branch.norms and block.norm_at(f"{branch.name}_in").affine:
             after = branches[index + 1 :]
-            found[branch.name] = [branch.name, *(each.name for each in after if each.connection.reads == "before")]
-    return found
+            by_branch[branch.name] = [branch.name, *(each.name for each in after if each.connection.reads == "before")]
+    return by_branch
 
 
 def _nothing(network: Network, layers) -> str:

@@ -51,15 +51,15 @@ def group_axes(network: Network, target: Target) -> dict[str, int]:
             kind not in SPLIT, f"{where}: {name}={kind!r} splits the input among kv_heads={a.kv_heads}: width / head_size"
         )
     whole_key = getattr(a, "key", "learned") == "identity_whole"
-    found = {}
+    axes = {}
     for path, each in inside(network.axes(target.number), target.name).items():
         name = path.split("/")[0]
         once = name == "memory" and a.memory_heads == "shared"  # one set of slots for all key-value heads
         whole = name.startswith("key") and whole_key  # one key for all heads, the input itself
         if "G" in each.letters and not once and not whole:
-            found[path] = each.letters.index("G")
-    refuse_unless(bool(found), f"{where}: all heads read the same keys and values")
-    return found
+            axes[path] = each.letters.index("G")
+    refuse_unless(bool(axes), f"{where}: all heads read the same keys and values")
+    return axes
 
 
 def group_of_heads(a: SoftmaxConfig) -> np.ndarray:

@@ -101,11 +101,11 @@ def _slots(target: Target, params: Params, figures: dict[str, float]) -> Params:
     slots_MGK = np.sqrt(size) * stored_MGK - bias_GK
     inverse_GKD = pseudo_inverses(key_DGK, figures, f"{target.where}, W_K")
     key_MGD = np.einsum("mgk,gkd->mgd", slots_MGK, inverse_GKD) / np.sqrt(width)
-    found = {"memory/key": key_MGD}
+    slots = {"memory/key": key_MGD}
     if slot_heads(a) == 1:
         stored_MGV = params["memory/value"]
-        found["memory/value"] = np.broadcast_to(stored_MGV, (a.memory_slots, groups, stored_MGV.shape[-1]))
-    return found
+        slots["memory/value"] = np.broadcast_to(stored_MGV, (a.memory_slots, groups, stored_MGV.shape[-1]))
+    return slots
 
 
 MERGE_QUERY_KEY = Conversion(

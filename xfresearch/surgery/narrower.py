@@ -85,15 +85,15 @@ def _check(network: Network, maps: Maps) -> None:
 
 def _readers(network: Network, number: int) -> list[tuple[LinearTerm, str]]:
     """The linear terms that read the stream, each with the kind of the norm before."""
-    found, kind, bare = [], "", False
+    terms, kind, bare = [], "", False
     block = network.layers[number].block
     for branch in LAYOUTS[block.layout].branches:
         name = branch.name
         kind = block.norm_at(f"{name}_in").kind if "in" in branch.norms else kind
         if not bare:
-            found += [(term, kind) for term in readers(network, number, name)]
+            terms += [(term, kind) for term in readers(network, number, name)]
         bare = branch.bare  # the next sublayer reads heads, and no stream
-    return found
+    return terms
 
 
 def _with_epsilons(network: Network, ratio: float) -> Network:

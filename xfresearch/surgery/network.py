@@ -76,29 +76,29 @@ class Network:
         new = [replace(at, block=block(at.block)) if number in chosen else at for number, at in enumerate(old)]
 
         def of(number: int) -> Params:
-            found = self.params(number)
-            return params(number, old[number].block, found) if number in chosen else found
+            arrays = self.params(number)
+            return params(number, old[number].block, arrays) if number in chosen else arrays
 
         return replace(self, layers=tuple(new), params=of)
 
     def targets(self, role: str, chosen: Iterable[int]) -> list[Target]:
         """The sublayers of this role in the `chosen` layers. Raises Refused for a layer without one."""
-        found = []
+        targets = []
         for number in chosen:
             block = self.layers[number].block
             names = names_of(block, role)
             refuse_unless(bool(names), f"layer {number}: layout={block.layout!r} has no {ROLE_WORDS[role]}")
             for index, name in enumerate(names):
                 where = f"layer {number}" + (f", {name}" if len(names) > 1 else "")
-                found.append(Target(number, index, name, getattr(block, name), where))
-        return found
+                targets.append(Target(number, index, name, getattr(block, name), where))
+        return targets
 
     def only(self, role: str, number: int) -> Target:
         """The sublayer of this role in a layer. Raises Refused if there is none, or more than one."""
-        found = self.targets(role, [number])
-        names = ", ".join(each.name for each in found)
-        refuse_unless(len(found) == 1, f"layer {number}: {names}: this conversion is for one {ROLE_WORDS[role]} in a layer")
-        return found[0]
+        targets = self.targets(role, [number])
+        where = f"layer {number}: {', '.join(each.name for each in targets)}"
+        refuse_unless(len(targets) == 1, f"{where}: this conversion is for one {ROLE_WORDS[role]} in a layer")
+        return targets[0]
 
     def inside(self, target: Target) -> Params:
         """The parameters of a sublayer."""
@@ -119,10 +119,10 @@ class Network:
             return replace(old, **{each.name: options(each.options) for each in of_layer.get(number, ())})
 
         def of(number: int) -> Params:
-            found = self.params(number)
+            arrays = self.params(number)
             for each in of_layer.get(number, ()):
-                found = put(found, each.name, params(each, inside(found, each.name)))
-            return found
+                arrays = put(arrays, each.name, params(each, inside(arrays, each.name)))
+            return arrays
 
         new = [replace(at, block=block(number, at.block)) for number, at in enumerate(self.layers)]
         return replace(self, layers=tuple(new), params=of)
@@ -200,11 +200,11 @@ def take_apart(model: ModelConfig, params: dict) -> Network:
     return Network(model, wide, tuple(LayerBlock(at.block, model.blocks[at.block]) for at in places), of)
 
 
-def check(model: ModelConfig, found: Mapping) -> None:
+def check(model: ModelConfig, params: Mapping) -> None:
     """Raises UserError if {path: array} has not the paths and the shapes of the config's parameters."""
     expected = by_path(transformer.abstract(model))
-    for path in sorted(expected.keys() | found.keys()):
-        shapes = [leaves[path].shape if path in leaves else None for leaves in (found, expected)]
+    for path in sorted(expected.keys() | params.keys()):
+        shapes = [leaves[path].shape if path in leaves else None for leaves in (params, expected)]
         if shapes[0] != shapes[1]:
             has, needs = ("nothing" if shape is None else f"an array {shape}" for shape in shapes)
             raise UserError(f"params: {path!r} is {has}, and the config needs {needs}")
@@ -215,16 +215,16 @@ def assemble(network: Network, dtype: str) -> tuple[ModelConfig, dict]:
     is that of the result, of one layer in float64 and of the largest stack."""
     model = network.resolved
     counts = {place.name: place.repeats for place in layers.stacks(model)}
-    found: Params = {path: leaf.astype(dtype) for path, leaf in network.outside.items()}
+    params: Params = {path: leaf.astype(dtype) for path, leaf in network.outside.items()}
     for at in layers.layers(model):
         for path, leaf in network.params(at.number).items():
             stack = f"blocks/{at.stack}/{path}"
-            if stack not in found:
-                found[stack] = np.empty((counts[at.stack], *leaf.shape), dtype)
-            found[stack][at.index] = leaf
-    check(model, found)
+            if stack not in params:
+                params[stack] = np.empty((counts[at.stack], *leaf.shape), dtype)
+            params[stack][at.index] = leaf
+    check(model, params)
     expected = transformer.abstract(model)
-    return model, jax.tree_util.tree_map_with_path(lambda path, _: jnp.asarray(found.pop(path_name(path))), expected)
+    return model, jax.tree_util.tree_map_with_path(lambda path, _: jnp.asarray(params.pop(path_name(path))), expected)
 
 
 def with_layers(model: ModelConfig, blocks: tuple[LayerBlock, ...]) -> ModelConfig:

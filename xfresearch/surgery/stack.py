@@ -37,8 +37,8 @@ def stacked(network: Network, layers, broken: bool = False, copies: int = 1) -> 
 
     def params(number: int) -> Params:
         old, paths = order[number]
-        found = network.params(old)
-        return found if broken else found | {path: np.zeros_like(found[path]) for path in paths}
+        arrays = network.params(old)
+        return arrays if broken else arrays | {path: np.zeros_like(arrays[path]) for path in paths}
 
     return replace(network, layers=tuple(network.layers[old] for old, _ in order), params=params)
 
@@ -80,14 +80,14 @@ def _reason(network: Network, number: int) -> str:
         paths = identity_maps(network, number)
     except Refused as refused:
         return str(refused)
-    found = network.params(number)
-    return next((f"layer {number}: {path} is not 0" for path in paths if found[path].any()), "")
+    arrays = network.params(number)
+    return next((f"layer {number}: {path} is not 0" for path in paths if arrays[path].any()), "")
 
 
 def identity_maps(network: Network, number: int) -> list[str]:
     """Paths of the parameters of a layer that make it the identity if all of them are 0. Raises Refused if none do."""
     block, axes, where = network.layers[number].block, network.axes(number), f"layer {number}"
-    found: list[str] = []
+    maps: list[str] = []
     replaced = ""  # the sublayer whose output has replaced the input of the block
     for branch in LAYOUTS[block.layout].branches:
         name = branch.name
@@ -106,11 +106,11 @@ def identity_maps(network: Network, number: int) -> list[str]:
         )
         replaced = name if branch.connection.adds_to == "nothing" else ""
         if branch.connection.adds_to != "nothing":
-            found += last_maps(network, number, name) + _output_norm(block, name, axes, where)
+            maps += last_maps(network, number, name) + _output_norm(block, name, axes, where)
     refuse_unless(
         not replaced, f"{where}: layout={block.layout!r} has no skip around {replaced}: x is not added to its output"
     )
-    return found
+    return maps
 
 
 def _output_norm(block: BlockConfig, name: str, axes: dict, where: str) -> list[str]:

@@ -29,11 +29,11 @@ def convert(network: Network, layers, broken: bool = False, experts=8, top_k=2, 
     refuse_unless(1 < top_k <= experts, f"top_k={top_k} is not 2 to experts={experts}: with top_k=1 no router is trained")
     refuse_unless(noise >= 0, f"noise={noise} is below 0")
     refuse_unless(seed >= 0, f"seed={seed} is below 0")
-    found = network.targets("feed_forward", layers)
-    for each in found:
+    targets = network.targets("feed_forward", layers)
+    for each in targets:
         _check(each.options, each.where)
     return network.change_each(
-        found,
+        targets,
         lambda options: _with_experts(options, experts, top_k),
         lambda each, old: _mixture(old, experts, noise, broken, each.random(seed)),
     )

@@ -113,15 +113,15 @@ def _sizes(before: SublayerConfig, after: SublayerConfig) -> Sizes:
     if isinstance(before, HiddenOptions):
         sizes = before.hidden, after.hidden
         shared = before.mixture.shared if before.mixture else 0
-        found = {(f"{part}/", "F"): sizes for part in ("up", "gate", "down", "experts")}
-        found["shared/", "F"] = sizes[0] * shared, sizes[1] * shared
+        changed = {(f"{part}/", "F"): sizes for part in ("up", "gate", "down", "experts")}
+        changed["shared/", "F"] = sizes[0] * shared, sizes[1] * shared
     else:
-        found = {("", "H"): (getattr(before, "heads", 0), getattr(after, "heads", 0))}
-        found["memory/", "M"] = before.slots, after.slots
+        changed = {("", "H"): (getattr(before, "heads", 0), getattr(after, "heads", 0))}
+        changed["memory/", "M"] = before.slots, after.slots
         each = getattr(before, "memory_heads", "each") == "each"
         for part in ("key", "value", *(["memory"] if each else [])):
-            found[f"{part}/", "G"] = getattr(before, "kv_heads", 0), getattr(after, "kv_heads", 0)
-    return {key: sizes for key, sizes in found.items() if sizes[0] != sizes[1]}
+            changed[f"{part}/", "G"] = getattr(before, "kv_heads", 0), getattr(after, "kv_heads", 0)
+    return {key: sizes for key, sizes in changed.items() if sizes[0] != sizes[1]}
 
 
 def with_hidden(options: HiddenOptions, hidden: int) -> HiddenOptions:

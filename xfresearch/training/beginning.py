@@ -28,9 +28,9 @@ def begin(config: Config, workdir: epath.Path, program: Program) -> Beginning:
     """Every process calls this. Moves checkpoints that are newer than the good one away: the run makes them again. Raises
     UserError if there are checkpoints and none is good."""
     listed = partial(store.agreed_steps, workdir)
-    found = newest_good(listed, lambda step: store.restore(workdir, step, program.abstract_state))
-    if found is not None:
-        step, (state, meta) = found
+    restored = newest_good(listed, lambda step: store.restore(workdir, step, program.abstract_state))
+    if restored is not None:
+        step, (state, meta) = restored
         distributed.run_on_first(lambda: _move_newer(workdir, step), "moving checkpoints that are not good")
         return Beginning(_with_hyper(config, program, state), meta, [])
     if distributed.shared(store.present(workdir)):

@@ -41,21 +41,21 @@ def line(config: Config, budget: Budget) -> str:
 
 def warnings(config: Config, budget: Budget) -> list[str]:
     """Warnings of too little text for the model, and of a warm-up that is longer than the run."""
-    found = []
+    texts = []
     most = EPOCHS * budget.available / budget.parameters
     if _is_pretraining(config) and most < 1:
-        found.append(
+        texts.append(
             f"{count(budget.parameters)} parameters and {count(budget.available)} tokens of text do not fit: {EPOCHS} "
             f"epochs are {most:.2g} tokens per parameter, and usual are {TOKENS_PER_PARAMETER}; take more text or a "
             "smaller model"
         )
     warmup, steps = config.optimizer.warmup, config.steps
     if warmup > steps:
-        found.append(
+        texts.append(
             f"config.optimizer.warmup={warmup} is longer than the run of {steps:,} updates: the learning rate ends at "
             f"{steps / warmup:.0%} of its peak"
         )
-    return found
+    return texts
 
 
 def _is_pretraining(config: Config) -> bool:

@@ -33,9 +33,9 @@ class Feed:
         if self._ahead:
             return self._ahead.popleft()
         began = time.perf_counter()
-        found = self._placed()
+        placed = self._placed()
         self.wait_seconds += time.perf_counter() - began
-        return found
+        return placed
 
     def place_ahead(self) -> None:
         """If no batch is placed, places those that have been read. It does not wait for one, nor raise the error of reading

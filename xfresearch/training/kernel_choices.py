@@ -25,13 +25,13 @@ def kernel_choices(config: Config, mesh=None) -> dict[tuple[str, str], Choice]:
     Raises UserError if the config selects a kernel that does not support its sublayer.
     """
     packed = config.data.packing == "documents"
-    found = {}
+    chosen = {}
     for name, branch, place in config.model.places():
         module = kind_of(place.options).module
         choice = module.kernel(place, config.sequence_length, packed, execution(config.training), mesh)
         if choice is not None:
-            found[name, branch.name] = choice
-    return found
+            chosen[name, branch.name] = choice
+    return chosen
 
 
 def layers_choice(config: Config, mesh=None) -> Choice:
@@ -64,22 +64,22 @@ def choices(config: Config, mesh=None) -> dict[str, tuple]:
     """{key: the values that it may have on these devices} of the options of execution, to measure which is the fastest.
     Options of which only one value is possible are left out."""
     tokens = config.batch_size * config.sequence_length
-    found = {
+    several = {
         "training.layers": ("scan", "unroll"),
         "training.loss_rows": tuple(rows for rows in ROWS if rows < 2 * tokens),
         "training.attention_kernel": _supported(config, mesh, "attention_kernel", attention.REFUSALS),
         "training.expert_kernel": _supported(config, mesh, "expert_kernel", grouped_matmul.REFUSALS),
         "training.remat": typing.get_args(typing.get_type_hints(TrainingConfig)["remat"]),
     }
-    return {key: values for key, values in found.items() if len(values) > 1}
+    return {key: values for key, values in several.items() if len(values) > 1}
 
 
 def _supported(config: Config, mesh, option: str, names) -> tuple[str, ...]:
     """The kernels that no sublayer of the config refuses; none if they make no difference to it."""
-    found = {}
+    by_option = {}
     for name in names:
         try:
-            found[name] = kernel_choices(replace(config, training=replace(config.training, **{option: name})), mesh)
+            by_option[name] = kernel_choices(replace(config, training=replace(config.training, **{option: name})), mesh)
         except UserError:
             continue
-    return tuple(found) if len({tuple(each.values()) for each in found.values()}) > 1 else ()
+    return tuple(by_option) if len({tuple(each.values()) for each in by_option.values()}) > 1 else ()

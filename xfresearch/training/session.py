@@ -239,17 +239,17 @@ def _baselines(config: Config) -> dict[str, float]:
     if cached.exists():
         return read_object(cached)
     with stage("compression baselines"):
-        found = compression_baselines(train, heldout)
+        baselines = compression_baselines(train, heldout)
     with _optional(str(cached)):
-        write_json(cached, found)
-    return found
+        write_json(cached, baselines)
+    return baselines
 
 
 def _beginning(texts: Iterator[bytes]) -> list[bytes]:
     """The first BASELINE_BYTES of the texts."""
-    found = []
+    parts = []
     left = BASELINE_BYTES
     while left and (text := next(texts, None)) is not None:
-        found.append(text[:left])
-        left -= len(found[-1])
-    return found
+        parts.append(text[:left])
+        left -= len(parts[-1])
+    return parts

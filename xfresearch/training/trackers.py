@@ -154,8 +154,8 @@ class MLflow(Tracker):
 
     def _experiment(self) -> str:
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
-        found = self._client.get_experiment_by_name(name)
-        return str(found.experiment_id if found else self._client.create_experiment(name))
+        experiment = self._client.get_experiment_by_name(name)
+        return str(experiment.experiment_id if experiment else self._client.create_experiment(name))
 
     def write(self, step: int, figures: dict[str, float]) -> None:
         from mlflow.entities import Metric
@@ -188,8 +188,8 @@ def _known_id(start: Start, name: str) -> str:
     file = inside(start.workdir, FILE)
     if not start.step or not exists(file):
         return ""
-    found = check(read_object(file), {"tracker": str, "id": str}, file)
-    return found["id"] if found["tracker"] == name else ""
+    kept = check(read_object(file), {"tracker": str, "id": str}, file)
+    return kept["id"] if kept["tracker"] == name else ""
 
 
 def _keep_id(start: Start, name: str, run_id: str) -> None:

@@ -181,9 +181,9 @@ def gpt2_tokenizer(vocabulary: epath.Path, special: SpecialTokens) -> str:
     added = vocabulary.with_name("added_tokens.json")
     is_gpt2 = special.kind in ("", "GPT2Tokenizer")
     if not is_gpt2 or added.is_file():
-        found = f"GPT-2's with {added.name}" if is_gpt2 else f"a {special.kind}"
+        kind = f"GPT-2's with {added.name}" if is_gpt2 else f"a {special.kind}"
         raise UserError(
-            f"the tokenizer is {found}: it needs a tokenizer.json, which transformers' save_pretrained writes"
+            f"the tokenizer is {kind}: it needs a tokenizer.json, which transformers' save_pretrained writes"
         )
     hf = tokenizers.Tokenizer(models.BPE.from_file(str(vocabulary), str(merges)))
     hf.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

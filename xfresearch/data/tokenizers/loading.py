@@ -53,12 +53,12 @@ def load_tokenizer(path) -> Tokenizer:
             f"config.data.tokenizer={str(path)!r} is not allowed: it must be 'bytes', 'bpe', or the path of"
             f" an existing tokenizer file or directory{nearest(str(path), ('bytes', 'bpe'))}"
         )
-    found = sniff(file)
-    if found.kind not in _KINDS or found.compression:
-        raise refused(file, found, TOKENIZERS)
+    file_format = sniff(file)
+    if file_format.kind not in _KINDS or file_format.compression:
+        raise refused(file, file_format, TOKENIZERS)
     special = special_tokens.read(path) if is_directory(path) else special_tokens.NO_SPECIAL_TOKENS
     try:
-        return _load(file, found.kind, special)
+        return _load(file, file_format.kind, special)
     except UserError as error:
         raise UserError(f"{file}: {error}") from None
     except (KeyboardInterrupt, SystemExit):

@@ -72,9 +72,9 @@ class Experts(nnx.Module):
 
     def weights(self, dtype) -> dict:
         """The kernels by name, in the dtype of the computation, and the biases, in their own."""
-        found = {name: getattr(self, name) for name in AXES}
-        found = {name: each[...] for name, each in found.items() if each is not None}
-        return {name: each if name.endswith(BIAS) else each.astype(dtype) for name, each in found.items()}
+        arrays = {name: getattr(self, name) for name in AXES}
+        arrays = {name: each[...] for name, each in arrays.items() if each is not None}
+        return {name: each if name.endswith(BIAS) else each.astype(dtype) for name, each in arrays.items()}
 
     def memory(self, dtype) -> Memory:
         """The memory of all experts."""
