@@ -19,7 +19,7 @@ from functools import cache, partial
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
 from xfresearch.runtime.trees import by_path
 from xfresearch.sharding.placing import replicated
@@ -64,6 +64,7 @@ def _masks(name: str, shape: tuple) -> list[np.ndarray]:
 def _placed(masks: list[np.ndarray], leaf: jax.Array) -> list[jax.Array]:
     """The masks on every device of the array."""
     mesh = leaf.sharding.mesh if isinstance(leaf.sharding, NamedSharding) else None
+    assert not isinstance(mesh, AbstractMesh), "an array that exists"
     return [replicated(mesh, mask) for mask in masks]
 
 
@@ -100,8 +101,9 @@ def _digest(x, masks: list, sharding) -> jax.Array:
         return jax.lax.psum(_digest_shard(words, own), axes)
 
     everywhere = PartitionSpec()
-    specs = {"in_specs": (PartitionSpec(*spec), everywhere), "out_specs": everywhere}
-    return jax.shard_map(on_device, mesh=sharding.mesh, check_vma=False, **specs)(words, masks)
+    in_specs = (PartitionSpec(*spec), everywhere)
+    run = jax.shard_map(on_device, mesh=sharding.mesh, in_specs=in_specs, out_specs=everywhere, check_vma=False)
+    return run(words, masks)
 
 
 def _own_part(mask, axes, size: int) -> jax.Array:

@@ -116,7 +116,7 @@ class Checkpoints:
         self.directory = directory(workdir)
         self.ocp = orbax()
         self.begun = time.monotonic()  # when the newest checkpoint was begun, or this object was made
-        self.writing = None  # the step of the newest checkpoint that was begun
+        self.writing: int | None = None  # the step of the newest checkpoint that was begun
         options = {"preservation_policy": self.kept, "cleanup_tmp_directories": True}
         self.manager = _retried(lambda: writing.manager(self.directory, **options))  # it lists the directory
 
@@ -209,7 +209,7 @@ def restore(workdir, step: int, abstract_state: dict) -> tuple[dict, dict]:
     flat, structure = jax.tree_util.tree_flatten_with_path(
         {k: v for k, v in abstract_state.items() if k not in ITEMS[:2]}
     )
-    rest = structure.unflatten([items["rest"][jax.tree_util.keystr(path)] for path, _ in flat])
+    rest = jax.tree.unflatten(structure, [items["rest"][jax.tree_util.keystr(path)] for path, _ in flat])
     return {**rest, **{name: items[name] for name in ITEMS[:2] if name in items}}, meta
 
 

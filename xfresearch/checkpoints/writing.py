@@ -39,6 +39,8 @@ def manager(directory: epath.Path, **options):
 @cache
 def _manager_class():
     class Manager(orbax().CheckpointManager):
+        _checkpoint_deleter: Pruner
+
         def __init__(self, directory: epath.Path, **options):
             super().__init__(directory, **options)
             self._checkpoint_deleter = Pruner(self._checkpoint_deleter, directory)  # Orbax has no public hook

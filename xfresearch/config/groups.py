@@ -84,7 +84,7 @@ def _replace_keys(group: ConfigDict, old: ConfigDict, new: ConfigDict, followed:
             ConfigDict.__setitem__(group, key, following(followed, key) if known else new[key])
         elif isinstance(new[key], ConfigDict):
             if not isinstance(new[key], Group):
-                _replace_keys(group[key], old[key], new[key], followed[key] if known else None)
+                _replace_keys(group[key], old[key], new[key], followed[key] if followed and known else None)
         elif key in old and group[key] == old[key] and old[key] != new[key] and not known:
             ConfigDict.__setitem__(group, key, new[key])
 

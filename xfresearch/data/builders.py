@@ -16,9 +16,8 @@ from xfresearch.runtime.progress import stage
 _PIECE = 1 << 20
 
 
-class _TextBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
+class _TextBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):  # type: ignore[call-arg]  # it has no types
     VERSION = tfds.core.Version("1.0.0")
-    source = None
 
     def __init__(self, *, source, **kwargs):
         self.source = source

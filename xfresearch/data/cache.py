@@ -9,6 +9,7 @@ import glob
 import hashlib
 import json
 import os
+import sys
 import uuid
 from collections.abc import Callable
 from contextlib import contextmanager, suppress
@@ -29,10 +30,8 @@ from xfresearch.runtime.files import (
     write_text,
 )
 
-try:
+if sys.platform != "win32":  # there, without locks, two processes may build the same entry, but renames stay atomic
     import fcntl
-except ImportError:  # Windows: without locks two processes may build the same entry, but renames stay atomic
-    fcntl = None
 
 
 def cache_root(data=None) -> Path:
@@ -107,7 +106,7 @@ def locked(target: Path):
 
 
 def _lock(lock: int) -> bool:
-    if fcntl is None:
+    if sys.platform == "win32":
         return False
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)

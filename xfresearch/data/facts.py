@@ -174,7 +174,7 @@ def _people(rng: random.Random) -> list[str]:
     return [f"{first[(n + n // len(last)) % len(first)]} {last[n % len(last)]}" for n in range(PEOPLE)]
 
 
-def _dealt(rng: random.Random, subjects: list[str], objects: list[str]) -> dict[str, str]:
+def _dealt(rng: random.Random, subjects: Sequence[str], objects: Sequence[str]) -> dict[str, str]:
     dealt = [objects[number % len(objects)] for number in range(len(subjects))]
     rng.shuffle(dealt)
     return dict(zip(subjects, dealt, strict=True))

@@ -5,7 +5,7 @@ There is no iterator state to save: a resumed run asks for the next step, on any
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 
@@ -80,7 +80,7 @@ class Prefetch:
     def __init__(self, make: Callable, steps, ahead: int):
         self._make = make
         self._steps = iter(steps)
-        self._waiting = deque()
+        self._waiting: deque[tuple[int, Future]] = deque()
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="prefetch")
         for _ in range(ahead):
             self._submit()
@@ -123,20 +123,20 @@ class Prefetch:
 
 
 def evaluation_batches(
-    held_out: PackedSplit | LabelledSplit, batch_size: int, limit: int = 0, rows: Sequence[int] | None = None
+    held_out: PackedSplit | LabelledSplit, batch_size: int, limit: int = 0, rows: Sequence[int] | np.ndarray | None = None
 ) -> Iterator[dict[str, np.ndarray]]:
     """Batches [batch_size, L] in order, or only the given `rows` of each.
 
     The last batch is padded with rows of weight 0, so that all batches have one shape. With `limit`, that many
     sequences are used, spread evenly over the split.
     """
-    rows = np.arange(batch_size) if rows is None else np.asarray(rows)
+    own = np.arange(batch_size) if rows is None else np.asarray(rows)
     total = len(held_out)
     used = min(limit or total, total)
     indices = np.arange(used) * total // used
     for first in range(0, used, batch_size):
-        real = first + rows < used
-        chosen = indices[(first + rows)[real]]
+        real = first + own < used
+        chosen = indices[(first + own)[real]]
         # If all rows are padding, one sequence is still read, for the names and dtypes of the arrays.
         batch = held_out.read(chosen if len(chosen) else indices[:1])
         yield {name: _pad_rows(values[: len(chosen)], real) for name, values in batch.items()}

@@ -124,7 +124,7 @@ def _rewrite(asked: Node) -> dict:
 
 
 def _flat(row: Node) -> list[dict]:
-    fields = {"subject": row["subject"].text(), "prompt": row["prompt"].text(), "target_new": row["target_new"].text()}
+    fields: dict[str, object] = {name: row[name].text() for name in ("subject", "prompt", "target_new")}
     fields |= {"target": row["ground_truth"].answer(), "paraphrases": tuple(filter(None, [row.optional("rephrase_prompt")]))}
     if "locality_prompt" in row:
         fields["neighbours"] = ((row["locality_prompt"].text(), row["locality_ground_truth"].answer()),)
@@ -132,9 +132,9 @@ def _flat(row: Node) -> list[dict]:
 
 
 def _zsre(row: Node) -> list[dict]:
-    fields = {"subject": row["subject"].text(), "prompt": row["src"].text(), "target": row["pred"].text()}
-    fields |= {"target_new": row["alt"].text(), "paraphrases": (row["rephrase"].text(),)}
-    return [fields | {"neighbours": ((row["loc"].text(), row["loc_ans"].text()),)}]
+    names = {"subject": "subject", "prompt": "src", "target": "pred", "target_new": "alt"}
+    lists = {"paraphrases": (row["rephrase"].text(),), "neighbours": ((row["loc"].text(), row["loc_ans"].text()),)}
+    return [{field: row[name].text() for field, name in names.items()} | lists]
 
 
 def _knowedit(row: Node) -> list[dict]:
@@ -144,15 +144,16 @@ def _knowedit(row: Node) -> list[dict]:
     fields["prompt"] = fields["prompt"].rstrip()  # WikiBio's ends with a space
     if "ground_truth" in row and row["ground_truth"].value not in (None, []):
         fields["target"] = row["ground_truth"].answer()
-    fields["neighbours"] = tuple((prompt, answer) for _, prompt, answer in _asked(row, "locality"))
-    fields["paraphrases"] = tuple(filter(None, [row.optional("rephrase_prompt")]))
-    fields["consequences"] = ()
+    neighbours = tuple((prompt, answer) for _, prompt, answer in _asked(row, "locality"))
+    paraphrases = [*filter(None, [row.optional("rephrase_prompt")])]
+    consequences = []
     for kind, prompt, answer in _asked(row, "portability"):
         if kind == "Subject_Aliasing" and answer == fields["target_new"]:
-            fields["paraphrases"] += (prompt,)
+            paraphrases.append(prompt)
         else:
-            fields["consequences"] += ((prompt, answer, ""),)
-    return [fields]
+            consequences.append((prompt, answer, ""))
+    lists = {"neighbours": neighbours, "paraphrases": tuple(paraphrases), "consequences": tuple(consequences)}
+    return [fields | lists]
 
 
 def _asked(row: Node, group: str) -> Iterator[tuple[str, str, str]]:

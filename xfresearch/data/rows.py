@@ -9,7 +9,7 @@ import csv
 import io
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import BinaryIO
 
@@ -161,7 +161,9 @@ class _Array:
     def _next(self) -> str:
         """The next character that is no space, which is then the first one of what is left; '' at the end."""
         while True:
-            self._go(_SPACES.match(self.text, self.at).end())
+            spaces = _SPACES.match(self.text, self.at)
+            assert spaces, "it matches no space, too"
+            self._go(spaces.end())
             if self.at < len(self.text) or self.ended:
                 return self.text[self.at : self.at + 1]
             self._read()
@@ -232,7 +234,7 @@ def columns(path, file_format: FileFormat, field: str) -> Iterator[tuple[str, ob
                 yield f"{path}, row {number}", {field: value.decode() if isinstance(value, bytes) else value}
                 number += 1
     except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
-        if getattr(error, "errno", None):
+        if isinstance(error, OSError) and error.errno:
             raise UserError(f"{path}: cannot be read: {error.strerror}") from None
         reason = str(error).strip().partition("\n")[0]
         raise UserError(f"{path}: a damaged {file_format.kind} file, after row {number}: {reason}") from None
@@ -265,7 +267,7 @@ def _is_string(kind) -> bool:
                                        types.is_binary, types.is_large_binary, types.is_null))  # fmt: skip
 
 
-READERS = {
+READERS: dict[str, Callable[..., Iterator[tuple[str, object]]]] = {
     "json lines": json_lines,
     "json array": json_array,
     "csv": table,

@@ -247,22 +247,21 @@ def attention(
     name = choose_attention(call, implementation).name
     _, L, _, K = q_BLHK.shape
     S = k_BSGK.shape[1]
-    if memory is not None:
-        memory = Slots(memory_q_BLHK, *memory, sink_H)
+    slots = None if memory is None else Slots(memory_q_BLHK, memory[0], memory[1], sink_H)
     distance_LS = (q_offset + jnp.arange(L))[:, None] - jnp.arange(S)
     if name in FUSED:
         features = {"softcap": softcap} if softcap else {}  # only kernels that support these are selected with them
         if bias is not None:
             as_in_plain = q_BLHK if scale is None else _scaled(scale * math.sqrt(K), q_BLHK, None)[0]
             features["bias"] = bias(as_in_plain, distance_LS)
-        q_BLHK, memory = _scaled(1 / math.sqrt(K) if scale is None else scale, q_BLHK, memory)
-        return FUSED[name](q_BLHK, *share_heads(k_BSGK, v_BSGV, memory), segments, mask, mesh, **features)
+        q_BLHK, slots = _scaled(1 / math.sqrt(K) if scale is None else scale, q_BLHK, slots)
+        return FUSED[name](q_BLHK, *share_heads(k_BSGK, v_BSGV, slots), segments, mask, mesh, **features)
     k_BSGK, v_BSGV = (constrain(mesh, x, "BSGK") for x in (k_BSGK, v_BSGV))  # every device needs all keys
     if scale is not None:
-        q_BLHK, memory = _scaled(scale * math.sqrt(K), q_BLHK, memory)
+        q_BLHK, slots = _scaled(scale * math.sqrt(K), q_BLHK, slots)
     if name == "blocked":
-        return blocked(q_BLHK, k_BSGK, v_BSGV, memory, segments, mesh)
+        return blocked(q_BLHK, k_BSGK, v_BSGV, slots, segments, mesh)
     rest = {"softcap": softcap, "bias": bias, "shaping": shaping, "dropout": (dropout_rate, dropout_key), "tap": tap}
     if name == "banded":
-        return banded(q_BLHK, k_BSGK, v_BSGV, memory, segments, mask, **rest)
-    return plain(q_BLHK, k_BSGK, v_BSGV, memory, segments, distance_LS, mask, **rest)
+        return banded(q_BLHK, k_BSGK, v_BSGV, slots, segments, mask, **rest)
+    return plain(q_BLHK, k_BSGK, v_BSGV, slots, segments, distance_LS, mask, **rest)

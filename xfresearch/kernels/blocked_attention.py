@@ -107,7 +107,7 @@ def _block_forward(q_GBNK, k_GBSK, v_GBSK, memory, mask_BNS, empty_rows: bool):
         p = jnp.where(mask_BNS, p, 0)
     total = p.sum(-1, keepdims=True)
     o = jnp.einsum("GBNS,GBSK->GBNK", p.astype(dtype), v_GBSK, preferred_element_type=wide)
-    if memory is not None:
+    if memory is not None and to_memory is not None:
         pm = jnp.exp(to_memory - top)
         total += pm.sum(-1, keepdims=True)
         pm = pm.astype(dtype)

@@ -1,6 +1,6 @@
 """Attention masks, and other arguments that all attention kernels share."""
 
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -28,6 +28,7 @@ class Mask(NamedTuple):
         return max(self.window, SMALLEST_BAND) if self.causal and self.window else 0
 
 
+T = TypeVar("T")
 CAUSAL = Mask()
 EVERYTHING = Mask(causal=False)
 
@@ -40,13 +41,14 @@ class Shaping(NamedTuple):
     uniform_H: jax.Array | float
 
 
-class Slots(NamedTuple):
-    """Persistent memory slots: keys and values that every query sees, without position or batch dimension."""
+class Slots(NamedTuple, Generic[T]):
+    """Persistent memory slots: keys and values that every query sees, without position or batch dimension. T: jax.Array, or
+    the PartitionSpec of each array."""
 
-    query: jax.Array | None  # [B, L, H, K], the queries for the slots; None: the same queries as for the tokens
-    key: jax.Array  # [M, G, K]
-    value: jax.Array  # [M, G, V]
-    sink_H: jax.Array | None = None  # the logit of the only slot, whose key and value are zeros; None: slots as above
+    query: T | None  # [B, L, H, K], the queries for the slots; None: the same queries as for the tokens
+    key: T  # [M, G, K]
+    value: T  # [M, G, V]
+    sink_H: T | None = None  # the logit of the only slot, whose key and value are zeros; None: slots as above
 
     def queries(self, q_BLHK):
         """The queries for the slots, given the queries for the tokens."""

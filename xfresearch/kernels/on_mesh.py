@@ -39,15 +39,16 @@ def on_mesh(local, mesh, q_BLHK, k, v, memory, segments, *, keys: str, extra=Non
     return run(extra, q_BLHK, k, v, memory, segments)
 
 
-def share_heads(k_BSGK, v_BSGV, memory):
+def share_heads(k_BSGK, v_BSGV, memory: Slots | None) -> tuple[jax.Array, jax.Array, Slots | None]:
     """Keys, values and memory slots with the same number of heads: arrays with fewer heads are repeated."""
-    slots = () if memory is None else (memory.key, memory.value)
-    G = math.lcm(k_BSGK.shape[2], v_BSGV.shape[2], *(m.shape[1] for m in slots))
+    G = math.lcm(k_BSGK.shape[2], v_BSGV.shape[2], *(() if memory is None else (memory.key.shape[1], memory.value.shape[1])))
 
     def repeat(x):
         return x if x.shape[-2] == G else jnp.repeat(x, G // x.shape[-2], -2)
 
-    return repeat(k_BSGK), repeat(v_BSGV), memory and Slots(memory.query, *map(repeat, slots), memory.sink_H)
+    if memory is not None:
+        memory = memory._replace(key=repeat(memory.key), value=repeat(memory.value))
+    return repeat(k_BSGK), repeat(v_BSGV), memory
 
 
 def pad(x, length: int, fill=0):

@@ -26,7 +26,7 @@ class Layer(NamedTuple):
     number: int
     stack: str
     block: str
-    index: int  # in the stack
+    index: int  # type: ignore[assignment]  # in the stack; this field hides a method of tuples
 
 
 def segments(model) -> tuple[tuple[tuple[str, ...], int], ...]:
@@ -128,7 +128,7 @@ def unstack(tree, count: int) -> list:
     """
     leaves, structure = jax.tree.flatten(tree)
     pieces = [_unstack(leaf, count) for leaf in leaves]
-    return [structure.unflatten([each[i] for each in pieces]) for i in range(count)]
+    return [jax.tree.unflatten(structure, [each[i] for each in pieces]) for i in range(count)]
 
 
 def _unstack(array, count: int):

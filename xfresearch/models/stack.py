@@ -262,7 +262,10 @@ class Pass(NamedTuple):
 
 def scan(stack: StackConfig, blocks, stream: Stream, ctx: Context, caches, remat, taps: Request) -> tuple[Stream, Pass]:
     """The stream after all blocks, and the other results. Each segment is one compiled loop body."""
-    losses, statistics, new_caches, captures = {}, {}, {}, {}
+    losses: dict = {}
+    statistics: dict = {}
+    new_caches: dict = {}
+    captures: dict = {}
     first = 0
     for segment in layers.segment_stacks(stack):
         stacked = {place.name: blocks[place.name] for place in segment}
@@ -271,7 +274,7 @@ def scan(stack: StackConfig, blocks, stream: Stream, ctx: Context, caches, remat
 
         def body(stream, xs, segment=segment, first=first, sites=sites):
             blocks, caches, repeat = xs
-            new_caches, losses, statistics, captures = {}, {}, {}, {}
+            new_caches, losses, statistics, captures = ({} for _ in range(4))
             for i, place in enumerate(segment):
                 of_layer = taps.layer(place.name, repeat)
                 layer_ctx = ctx.layer(first + repeat * len(segment) + i, place.block, of_layer)
@@ -304,9 +307,10 @@ def unroll(
         place.name: blocks[place.name] if are_apart(blocks) else layers.unstack(blocks[place.name], place.repeats)
         for place in all_stacks
     }
-    of_layers = {place.name: [] for place in all_stacks}
-    new_caches = {place.name: [] for place in all_stacks}
-    losses, sites = {}, {}
+    of_layers: dict[str, list] = {place.name: [] for place in all_stacks}
+    new_caches: dict[str, list] = {place.name: [] for place in all_stacks}
+    losses: dict = {}
+    sites: dict = {}
     for layer in layers.layers(stack):
         of_layer = taps.layer(layer.stack, layer.index)
         call = partial(Block.__call__, ctx=ctx.layer(layer.number, layer.block, of_layer))

@@ -185,7 +185,10 @@ class Memory(NamedTuple):
 
 
 class SublayerModule(nnx.Module):
-    """The module of a kind of sublayer, constructed as cls(place, rngs)."""
+    """The module of a kind of sublayer."""
+
+    def __init__(self, place: Place, rngs: Any) -> None:
+        raise NotImplementedError
 
     def init_cache(self, batch: int, length: int) -> dict[str, Any]:
         """An empty cache for `length` tokens of each of `batch` sequences; {} for a sublayer without a cache."""

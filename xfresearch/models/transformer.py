@@ -7,6 +7,7 @@ layers of a stack share arrays. `bind` puts them into a `Transformer`, whose met
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
+from itertools import groupby
 from typing import NamedTuple
 
 import jax
@@ -85,12 +86,9 @@ class Transformer(nnx.Module):
 
     def sublayers(self, role: str = "", has: str = "", layer: int | None = None) -> Iterator[Bound]:
         """Sublayers with their parameters, chosen as by `config.sublayers`. It may be traced."""
-        at, block = None, None
-        for each in self.config.sublayers(role, has, layer):
-            if at != each.layer:
-                at = each.layer
-                block = jax.tree.map(lambda leaf, index=at.index: leaf[index], self.blocks[at.stack])
-            yield Bound(each, block)
+        for at, chosen in groupby(self.config.sublayers(role, has, layer), lambda each: each.layer):
+            block = jax.tree.map(lambda leaf, index=at.index: leaf[index], self.blocks[at.stack])
+            yield from (Bound(each, block) for each in chosen)
 
     def embedded(self, tokens_BL, ctx: Context):
         """The residual stream [B, L, D] before the first block."""
@@ -101,7 +99,7 @@ class Transformer(nnx.Module):
             x_BLD *= jnp.asarray(model.width**0.5, model.dtype)
         if self.embedding_scale is not None:
             x_BLD = times(x_BLD, self.embedding_scale[...])
-        if model.position == "learned":
+        if self.position is not None:
             rows_BL = ctx.positions_BL + model.position_offset
             x_BLD += lookup(self.position.table[...], "LD", rows_BL, ctx.mesh).astype(model.dtype)
         if model.position == "sinusoidal":
@@ -111,7 +109,8 @@ class Transformer(nnx.Module):
     def logit_head(self) -> Head:
         """The output head, which makes logits of the final hidden states."""
         table_VD = (self.head or self.embed).table[...].astype(self.config.dtype)
-        return Head(table_VD, self.head_bias and self.head_bias.bias[...], self.config.logit_softcap)
+        bias_V = None if self.head_bias is None else self.head_bias.bias[...]
+        return Head(table_VD, bias_V, self.config.logit_softcap)
 
     def logits(self, hidden_BLD: jax.Array) -> jax.Array:
         """Logits [B, L, V], float32 or wider."""
@@ -149,7 +148,7 @@ def abstract(model: ModelConfig) -> dict:
 
 
 def _split(model: ModelConfig, apart: bool = False):
-    return _traced(model, apart, jax.config.jax_enable_x64)
+    return _traced(model, apart, jax.config.jax_enable_x64)  # type: ignore[attr-defined]  # JAX adds its settings later
 
 
 @cache
@@ -172,7 +171,7 @@ def axes(model: ModelConfig) -> dict:
         leaf = variable.axes
         if path[0] == "blocks":
             leaf = replace(leaf, letters="N" + leaf.letters)
-        by_path["/".join(path)] = leaf
+        by_path["/".join(map(str, path))] = leaf
     return nested(by_path)
 
 

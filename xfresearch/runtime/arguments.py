@@ -14,7 +14,7 @@ class Argument(NamedTuple):
 
     flag: str
     about: str
-    number: type | None = None
+    number: type[int] | type[float] | None = None
     low: int = 0
     or_zero: bool = False
     several: bool = False
@@ -34,8 +34,10 @@ class Argument(NamedTuple):
             return hasattr(value, "__index__") and not isinstance(value, bool) and value.__index__() >= self.low
         return isinstance(value, float | int) and math.isfinite(value) and value > self.low
 
-    def read(self, text: str):
-        """The value of a word of the command line, as argparse's `type` reads it."""
+    def read(self, text: str) -> float:
+        """The number of a word of the command line, as argparse's `type` reads it."""
+        assert self.number, f"{self.flag} is no number"
+        value: float | None
         try:
             value = self.number(text)
         except ValueError:

@@ -16,7 +16,7 @@ LARGEST = 1 << 40  # bytes of a file: it is bounded by the disk alone
 def write_arrays(path, arrays: Mapping[str, np.ndarray]) -> None:
     """Writes arrays for `read_arrays`, whole or not at all."""
     buffer = io.BytesIO()
-    np.savez(buffer, **arrays)
+    np.savez(buffer, allow_pickle=False, **arrays)
     write_bytes(path, buffer.getvalue())
 
 

@@ -40,10 +40,13 @@ def opened(path, compression: str) -> Iterator[BinaryIO]:
     """The decompressed content of a file. Raises UserError for a file that cannot be read, or is damaged."""
     try:
         with path.open("rb") as file:
+            if not compression:
+                yield file
+                return
             size = file.seek(0, io.SEEK_END)
             file.seek(0)
             with _stream(file, compression) as stream:
-                yield io.BufferedReader(Chunks(_bounded(stream, path, size))) if compression else stream
+                yield io.BufferedReader(Chunks(_bounded(stream, path, size)))
     except _ERRORS as error:
         raise _damaged(path, error) from None
     except OSError as error:  # pyarrow's and bzip2's errors of content have no number
@@ -58,16 +61,14 @@ def _damaged(path, error: Exception) -> UserError:
     return UserError(f"{path}: the compressed file is damaged: {error}")
 
 
-def _stream(file: BinaryIO, compression: str) -> BinaryIO:
+def _stream(file: BinaryIO, compression: str) -> io.BufferedIOBase:
     if compression == "zstandard":
         import pyarrow
 
         return io.BufferedReader(Chunks(_zstandard(pyarrow.CompressedInputStream(pyarrow.PythonFile(file), "zstd"))))
     if compression == "xz":
         return io.BufferedReader(Chunks(_xz(file)))
-    if compression == "gzip":
-        return gzip.open(file)
-    return bz2.open(file) if compression == "bzip2" else file
+    return gzip.open(file) if compression == "gzip" else bz2.open(file)
 
 
 class Chunks(io.RawIOBase):
@@ -91,7 +92,7 @@ class Chunks(io.RawIOBase):
         return count
 
 
-def _bounded(stream: BinaryIO, path, size: int) -> Iterator[bytes]:
+def _bounded(stream: io.BufferedIOBase, path, size: int) -> Iterator[bytes]:
     """The content of a stream, up to what a compressed file of `size` bytes may hold. Raises UserError if there is more."""
     most = max(FREE, RATIO * size)
     while chunk := stream.read(_CHUNK):

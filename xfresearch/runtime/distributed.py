@@ -292,6 +292,7 @@ def log_error(error: Exception) -> str:
     If the error looks like the loss of another process, waits until JAX's runtime has found out which one. The runtime
     then ends this process, and crash_log.py prints the reason.
     """
+    assert _job, "a job of several processes"
     for line in traceback.format_exception(error):
         crash_log.write_log_only(line)
     if LOST.search(str(error)):
@@ -301,6 +302,7 @@ def log_error(error: Exception) -> str:
 
 def exit_now(code: int):
     """Ends this process at once. A failed process must not wait for the others, which may never arrive."""
+    assert _job, "a job of several processes"
     if _job.index == 0:
         time.sleep(ERROR_SECONDS)  # the others end with process 0: let them print their own reason first
     crash_log.send_end(keep_log=code not in (0, MISTAKE))

@@ -6,6 +6,7 @@ the code of such directories opens, lists and removes nothing (tests/test_gate.p
 """
 
 import errno
+import io
 import json
 import math
 import os
@@ -17,7 +18,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING
 
 from xfresearch.runtime.errors import UserError, require_new
 from xfresearch.runtime.formats import check_whole
@@ -145,7 +146,7 @@ def read_bytes(path, most: int = MOST) -> bytes:
         return file.read()
 
 
-def open_to_read(path) -> BinaryIO:
+def open_to_read(path) -> io.BufferedReader:
     """A local file, opened. Raises UserError if it is no regular file."""
     file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))  # noqa: SIM115 - the caller's
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):

@@ -93,7 +93,8 @@ def _split(model: ModelConfig, name: str, x64: bool):
 
 
 def _bind(model: ModelConfig, name: str, params: dict) -> Block:
-    return with_params(_split(model, name, jax.config.jax_enable_x64), params)
+    x64 = jax.config.jax_enable_x64  # type: ignore[attr-defined]  # JAX adds its settings later
+    return with_params(_split(model, name, x64), params)
 
 
 def _positions(stream: Stream, first: int = 0):

@@ -3,7 +3,7 @@
 import codecs
 import hashlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -57,6 +57,9 @@ class Tokenizer:
     def encode(self, text: bytes) -> np.ndarray:
         """int32[n] ids of one whole document, without separators. Text that looks like a special token stays text."""
         return np.asarray(self._encode(text), np.int32)
+
+    def _encode(self, text: bytes) -> Sequence[int] | np.ndarray:
+        raise NotImplementedError
 
     def encode_special(self, text: str) -> list[int]:
         """The ids of a text in which special tokens, such as <|endoftext|>, are tokens."""

@@ -73,7 +73,7 @@ class HuggingFaceTokenizer(Tokenizer):
 
     def _adds_space(self, byte_level: bool) -> bool:
         first = [] if byte_level else self._encode_text("a")
-        return bool(first) and self._hf.id_to_token(first[0]).startswith("\u2581")
+        return bool(first) and (self._hf.id_to_token(first[0]) or "").startswith("\u2581")
 
     def _begin(self) -> int | None:
         """The token that the post-processor puts before a text, or None. Like `transformers`, reads no other file."""

@@ -15,6 +15,7 @@ from xfresearch.data.tokenizers.base import Tokenizer
 from xfresearch.runtime.errors import UserError
 
 BEGIN, FIRST_BYTE, FIRST_WORD = 1, 3, 259
+_GONE = -1  # stands for an id that was merged into its left neighbour
 LEAST_SCORE = -1e10  # run.c forms no piece with this score or a smaller one
 # A character as run.c reads it: a byte and its continuation bytes, at most four bytes.
 _CHARACTER = re.compile(rb"[\x00-\x7f\xc0-\xff][\x80-\xbf]{0,3}|[\x80-\xbf]{1,4}")
@@ -39,7 +40,7 @@ class Llama2cTokenizer(Tokenizer):
         return [FIRST_BYTE + byte for byte in character] if i is None else [i]
 
     def _merge(self, ids: list[int]) -> list[int]:
-        """`ids` after all merges. A merged id replaces its left part; its right part becomes None."""
+        """`ids` after all merges. A merged id replaces its left part; its right part becomes _GONE."""
         ids = list(ids)
         after = list(range(1, len(ids) + 1))  # a doubly linked list of the ids that are left
         before = list(range(-1, len(ids) - 1))
@@ -50,21 +51,21 @@ class Llama2cTokenizer(Tokenizer):
             if (ids[left], ids[right]) != pair:
                 continue  # stale: an earlier merge changed one of the two
             ids[left] = merged
-            ids[right] = None
+            ids[right] = _GONE
             after[left] = after[right]
             if after[left] < len(ids):
                 before[after[left]] = left
             for neighbours in ((before[left], left), (left, after[left])):
                 if merge := self._candidate(ids, *neighbours):
                     heappush(merges, merge)
-        return [i for i in ids if i is not None]
+        return [i for i in ids if i != _GONE]
 
-    def _candidate(self, ids: list, left: int, right: int) -> tuple | None:
+    def _candidate(self, ids: list[int], left: int, right: int) -> tuple[float, int, int, tuple[int, int], int] | None:
         """The merge of the ids at two indices, ordered by score and then by index; None if it forms no piece."""
         if left < 0 or right >= len(ids):
             return None
         merged = self._ids.get(self._pieces[ids[left]] + self._pieces[ids[right]])
-        return merged and (-self._scores[merged], left, right, (ids[left], ids[right]), merged)
+        return None if merged is None else (-self._scores[merged], left, right, (ids[left], ids[right]), merged)
 
 
 def _read(content: bytes) -> tuple[list[bytes], list[float]]:

@@ -62,7 +62,7 @@ def _keeps_characters(content: bytes) -> bool:
     """Whether unknown characters become bytes, and the normaliser replaces no character and removes no space."""
     messages = {_TRAINER: b"", _NORMALIZER: b""}
     for number, value in _fields(content):
-        if number in messages:
+        if number in messages and isinstance(value, bytes):
             messages[number] += value  # several fields are the parts of one message
     trainer, normalizer = (dict(_fields(message)) for message in messages.values())
     alters = normalizer.get(_CHARACTER_MAP) or normalizer.get(_REMOVES_SPACES, 1) or trainer.get(_SUFFIX)

@@ -18,7 +18,7 @@ FLOPs per token: 2 per weight of a matrix.
 """
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, Self
 
 import jax
 import jax.numpy as jnp
@@ -51,7 +51,7 @@ class HiddenOptions(SublayerConfig):
     def memory_parts(self) -> dict[str, MemoryPart]:
         return {"": MemoryPart("down/kernel")}
 
-    def resolved(self, place: Place, key: str) -> "HiddenOptions":
+    def resolved(self, place: Place, key: str) -> Self:
         hidden = max(self._hidden(place.width), 1)
         if not self.hidden:
             return replace(self, hidden=hidden)
@@ -173,7 +173,7 @@ def memory_of(kernels: dict, biases: dict, dtype) -> Memory:
         {name: each[...].astype(dtype) for name, each in arrays.items() if each is not None} for arrays in (kernels, biases)
     )
     into = {name: kernels[name].swapaxes(-1, -2) for name in ("gate", "up") if name in kernels}
-    first, other = ("gate", "up") if "gate" in into else ("up", None)
+    first, other = ("gate", "up") if "gate" in into else ("up", "")
     values = kernels["down"]
     bias = {"biases": biases.get(first), "multiplier_biases": biases.get(other), "bias": biases.get("down")}
     return Memory(into[first], values, values, into.get(other), **bias)

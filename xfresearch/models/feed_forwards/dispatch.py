@@ -86,14 +86,15 @@ def _sent(mesh, weights: dict, run, x_TI, expert_BLk, ctx: Context, gates_BLk=No
     gates = () if gates_BLk is None else (take(gates_BLk.reshape(-1, 1).astype(x_TI.dtype), order_N, row_N[:, None]),)
     sizes_E = jnp.bincount(expert_BLk.reshape(-1), length=E)
     parts = _parts(mesh, "expert")
-    place = {"platform": platform(ctx.mesh), "kind": device_kind(ctx.mesh)}
+    here, kind = platform(ctx.mesh), device_kind(ctx.mesh)
     saved = tuple(name for name in weights if name != "down" and not name.endswith(BIAS))
-    apply = partial(grouped, run, weights=weights, implementation=ctx.execution.expert_kernel, saved=saved, **place)
+    chosen = ctx.execution.expert_kernel
+    apply = partial(grouped, run, weights=weights, saved=saved, implementation=chosen, platform=here, kind=kind)
     if parts == 1:
         y_NO = apply((x_NI, *gates), sizes_E=sizes_E)
     else:
         to_experts, sizes_E = route(sizes_E, "expert", parts)
-        ragged = has_ragged(*place.values(), ctx.mesh.size)
+        ragged = has_ragged(here, kind, ctx.mesh.size)
         x_RI = exchange(x_NI, to_experts, min(k * parts, E) * B * L, ragged)
         y_NO = exchange(apply((x_RI,), sizes_E=sizes_E, whole=False), to_experts.back(), k * B * L, ragged)
         y_NO = math.prod(gates, start=y_NO)

@@ -51,7 +51,7 @@ from xfresearch.models.feed_forwards.experts import TAPS, Experts, shared_place,
 from xfresearch.models.linear import Linear, Shape
 from xfresearch.models.parameters import parameter
 from xfresearch.models.place import Place
-from xfresearch.models.sublayer import Memory, MemoryPart, SublayerModule, Traffic, reads
+from xfresearch.models.sublayer import Memory, MemoryPart, SublayerConfig, SublayerModule, Traffic, reads
 from xfresearch.runtime.errors import require
 from xfresearch.sharding.devices import platform
 
@@ -310,12 +310,13 @@ class MixtureOfExperts(SublayerModule):
         return choose_grouped_matmul(Call(platform(mesh), place.dtype), requested)
 
     @staticmethod
-    def after_update(params: dict, options: MoeFeedForwardConfig, statistics: dict) -> dict:
+    def after_update(params: dict, options: SublayerConfig, statistics: dict) -> dict:
         """The update of the router's bias: b += speed sign(mean load - load) (DeepSeek-V3, sec. 2.1.2)."""
-        if options.moe.balance != "bias":
+        moe = options.mixture
+        if moe.balance != "bias":
             return params
         bias_RE = params["router_bias"]
-        step_RE = options.moe.bias_speed * below_mean(statistics["router_load"]).astype(bias_RE.dtype)
+        step_RE = moe.bias_speed * below_mean(statistics["router_load"]).astype(bias_RE.dtype)
         return params | {"router_bias": bias_RE + step_RE}
 
 

@@ -67,7 +67,7 @@ class HeadSlots(nnx.Module):
         value = jax.random.normal(rngs.params(), (M, G, value_size), dtype) / self.value_gain
         self.value = parameter(value, "MGK", "M", "K")
 
-    def __call__(self, dtype):
+    def __call__(self, dtype) -> tuple[jax.Array, jax.Array]:
         """Keys [M, G, K] and values [M, G, V] in the scale that attention reads; G is 1 if they are shared."""
         return (self.key_gain * self.key[...]).astype(dtype), (self.value_gain * self.value[...]).astype(dtype)
 

@@ -136,24 +136,25 @@ class SlotAttention(SublayerModule):
         bias = Bias("D", (D,), place.param_dtype) if "output" in a.bias and wide_slots(a) else None
         self.query = learned.get("query")
         self.output = learned.get("output", bias)
-        self.memory = WideSlots(place, rngs) if wide_slots(a) else HeadSlots(place, self.key_size, a.head_size, rngs)
+        self.memory: WideSlots | HeadSlots = (
+            WideSlots(place, rngs) if wide_slots(a) else HeadSlots(place, self.key_size, a.head_size, rngs)
+        )
 
     def __call__(self, x_BLD, ctx: Context, cache=None):
         """y_BLD, the unchanged cache, and no losses."""
-        return (self._elementwise if wide_slots(self.options) else self._softmax)(x_BLD, ctx), cache, Aux()
-
-    def _elementwise(self, x_BLD, ctx: Context):
+        if isinstance(self.memory, HeadSlots):
+            return self._softmax(*self.memory(x_BLD.dtype), x_BLD, ctx), cache, Aux()
         y_BLD = self.memory(x_BLD, ctx)
-        return y_BLD if self.output is None else plus(y_BLD, self.output.bias[...])
+        bias = None if self.output is None else self.output.bias
+        return y_BLD if bias is None else plus(y_BLD, bias[...]), cache, Aux()
 
-    def _softmax(self, x_BLD, ctx: Context):
+    def _softmax(self, key_MGK, value_MGV, x_BLD, ctx: Context):
         a = self.options
-        slots = self.memory(x_BLD.dtype)
         q_BLHK = ctx.shard(ctx.tap("query", heads_of(self.query, x_BLD, a.heads, self.key_size, ctx)), "BLHK")
         if ctx.wants("coefficients") or (a.dropout and ctx.key is not None):
-            o_BLHV = self._with_coefficients(q_BLHK, *slots, ctx)
+            o_BLHV = self._with_coefficients(q_BLHK, key_MGK, value_MGV, ctx)
         else:
-            o_BLHV = slots_attention(q_BLHK, *slots, self.scale, a.softcap, ctx.mesh)
+            o_BLHV = slots_attention(q_BLHK, key_MGK, value_MGV, self.scale, a.softcap, ctx.mesh)
         o_BLHV = ctx.tap("heads", ctx.shard(o_BLHV, "BLHK"))
         return o_BLHV.reshape(*o_BLHV.shape[:2], -1) if self.output is None else self.output(o_BLHV, ctx)
 
@@ -165,7 +166,7 @@ class SlotAttention(SublayerModule):
         return mix(weights_BHLM.astype(q_BLHK.dtype), value_MGV).astype(q_BLHK.dtype)
 
     def memories(self, dtype) -> dict[str, Memory]:
-        if wide_slots(self.options):
+        if isinstance(self.memory, WideSlots):
             return {"": self.memory.memory(dtype, None if self.output is None else self.output.bias)}
         return {"": self.memory.memory(dtype, self.options.heads, self.output)}
 

@@ -160,7 +160,7 @@ class Attention(SublayerModule):
             softcap=a.softcap,
             sink_H=None if self.sink is None else self.sink[...],
             bias=logit_bias(a, ctx, mask, self.span),
-            shaping=self.shaping and self.shaping(),
+            shaping=None if self.shaping is None else self.shaping(),
             dropout_rate=a.dropout if ctx.key is not None else 0.0,
             dropout_key=ctx.dropout_key("weights"),
             tap=(lambda name, x: ctx.tap(of_memory if name == "coefficients" else name, x)) if tapped else None,
@@ -176,7 +176,7 @@ class Attention(SublayerModule):
             gate_BLHV = ctx.tap("gate", jax.nn.sigmoid(self.gate(x_BLD, ctx)))
             o_BLHV = o_BLHV * (gate_BLHV if gate_BLHV.ndim == 4 else gate_BLHV[..., None])
         y_BLD = o_BLHV.reshape(*o_BLHV.shape[:2], -1) if self.output is None else self.output(o_BLHV, ctx)
-        return y_BLD + self.memory(x_BLD, ctx) if wide_slots(self.options) else y_BLD
+        return y_BLD if self.memory is None or not wide_slots(self.options) else y_BLD + self.memory(x_BLD, ctx)
 
     def _normed(self, x_BLHK, norm):
         return self._clipped(x_BLHK if norm is None else norm(x_BLHK))
@@ -223,8 +223,8 @@ class Attention(SublayerModule):
         total = Costs()
         for name, shape in matrices(a, place.width).items():
             total += shape.costs(name in a.bias)
-        for _, shape in qk_norm_shapes(a, place.width).values():
-            total += replace(place.norm, kind=a.qk_norm).costs(*shape)
+        for _, dims in qk_norm_shapes(a, place.width).values():
+            total += replace(place.norm, kind=a.qk_norm).costs(*dims)
         if a.memory_slots:
             total += WideSlots.costs(a, place.width) if wide_slots(a) else HeadSlots.costs(a, sizes.qk, sizes.v)
         total += gate_shape(a, place.width).costs() if a.output_gate != "none" else Costs()
