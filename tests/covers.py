@@ -20,14 +20,14 @@ MODULES = (
 
 def covered() -> set[str]:
     """The options in all marks, also in those of single cases of `parametrize`."""
-    found = set()
+    paths = set()
     for module in MODULES:
         tests = [value for name, value in vars(importlib.import_module(module)).items() if name.startswith("test_")]
         marks = [mark for test in tests for mark in getattr(test, "pytestmark", ())]
         cases = [case for mark in marks if mark.name == "parametrize" for case in mark.args[1]]
         marks += [mark for case in cases for mark in getattr(case, "marks", ())]
-        found |= {path for mark in marks if mark.name == "covers" for path in mark.args}
-    return found
+        paths |= {path for mark in marks if mark.name == "covers" for path in mark.args}
+    return paths
 
 
 @contextmanager
@@ -59,8 +59,8 @@ def is_set(model, path: str) -> bool:
     from xfresearch.config.fields import leaves
 
     kind = re.search(r"\[(\w+)\]", path)
-    found = {leaf.path: leaf for leaf in leaves(model)}
-    if kind and getattr(found.get(f"{path[: kind.start()]}.kind"), "value", None) != kind[1]:
+    by_name = {leaf.path: leaf for leaf in leaves(model)}
+    if kind and getattr(by_name.get(f"{path[: kind.start()]}.kind"), "value", None) != kind[1]:
         return False
-    leaf = found.get(plain_path(path))
+    leaf = by_name.get(plain_path(path))
     return leaf is not None and leaf.value != leaf.default

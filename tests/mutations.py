@@ -32,14 +32,14 @@ class Mutation(NamedTuple):
 
 def read(text: str) -> list[Mutation]:
     """Parses mutations. Each has a name, a file, lines that start with '- ' and '+ ', and arguments of pytest."""
-    found = []
+    mutations = []
     for entry in text.strip().split("\n\n"):
         if entry.startswith("# "):
             continue
         name, file, *lines, pytest = entry.split("\n")
         old, new = ("\n".join(line[2:] for line in lines if line.startswith(sign)) for sign in "-+")
-        found.append(Mutation(name, file, old, new, shlex.split(pytest)))
-    return found
+        mutations.append(Mutation(name, file, old, new, shlex.split(pytest)))
+    return mutations
 
 
 def copy_of_the_tree(target: Path) -> Path:

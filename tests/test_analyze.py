@@ -42,12 +42,12 @@ def test_it_writes_data_pictures_and_a_report(workdir, capsys):
     assert written["analysis"] == "attention" and written["step"] == 20 and "3 rows of" in written["about"]
     assert json.loads((workdir / "attention.json").read_text()) == written
     arrays = np.load(target / "arrays.npz")
-    lm_found = analysis.attention(analyze.opened(analyze.parse(["attention", "--workdir", str(workdir)])), count=3)
-    for name, value in lm_found.data.items():
+    of_lm = analysis.attention(analyze.opened(analyze.parse(["attention", "--workdir", str(workdir)])), count=3)
+    for name, value in of_lm.data.items():
         np.testing.assert_allclose(arrays[name], value, rtol=1e-5, atol=1e-6)
     page = (target / "report.html").read_text()
     assert "default-src 'none'" in page and not re.findall(r'(?:src|href)="', page)
-    assert page.count("<svg") == len(lm_found.pictures) and "Strongest heads" in page
+    assert page.count("<svg") == len(of_lm.pictures) and "Strongest heads" in page
     picture = (target / "picture_0.svg").read_text()
     assert picture.startswith("<svg") and "--model:" in picture
 
@@ -56,7 +56,7 @@ def test_every_step_gives_curves(workdir, capsys):
     also = workdir / "norms.json"
     flags = ["--step", "all", "--rows", "2", "--sequence-length", "16", "--json", str(also)]
     analyze.main(["norms", "--workdir", str(workdir), *flags])
-    assert [found["step"] for found in json.loads(also.read_text())] == [10, 20]
+    assert [written["step"] for written in json.loads(also.read_text())] == [10, 20]
     series = json.loads((workdir / "analysis" / "norms" / "series.json").read_text())
     assert [point[0] for point in series["angle of queries"]] == [10, 20]
     assert "Over training" in (workdir / "analysis" / "norms" / "report.html").read_text()
@@ -137,21 +137,21 @@ def test_every_analysis_runs_on_every_named_config_or_says_why_not(name, config)
         assert len(reason) > 10
         return
     if ANALYSES[name].prompts:
-        found = ANALYSES[name].run(lm, tokens_NL[:1, :6], tokens_NL[1:, :6], answers=(1, 2))
+        result = ANALYSES[name].run(lm, tokens_NL[:1, :6], tokens_NL[1:, :6], answers=(1, 2))
     elif name == "trace":
         answer = int(np.asarray(lm("Aa is"))[0, -1].argmax())
         with pytest.MonkeyPatch.context() as patch:  # the model knows no fact: its own prediction is one
             patch.setattr("xfresearch.analysis.prompts.target_tokens", lambda *_: (answer,))
-            found = analysis.trace(lm, [Record("Aa", "{} is", "b")] * 2, samples=1)
+            result = analysis.trace(lm, [Record("Aa", "{} is", "b")] * 2, samples=1)
     elif name == "recall":
-        found = analysis.recall(lm, [Fact("Aa", "r", "Bb", ("Aa is", "so Aa is"), ("what Aa is",))] * 2)
+        result = analysis.recall(lm, [Fact("Aa", "r", "Bb", ("Aa is", "so Aa is"), ("what Aa is",))] * 2)
     elif name in TRAINED:
-        found = ANALYSES[name].run(lm, tokens_NL, steps=2, training=tokens_NL, **TRAINED[name])
+        result = ANALYSES[name].run(lm, tokens_NL, steps=2, training=tokens_NL, **TRAINED[name])
     else:
-        found = ANALYSES[name].run(lm, tokens_NL)
-    finite = {name: np.isfinite(value) for name, (value, _) in found.summary.items() if "correlation" not in name}
+        result = ANALYSES[name].run(lm, tokens_NL)
+    finite = {name: np.isfinite(value) for name, (value, _) in result.summary.items() if "correlation" not in name}
     assert finite and all(finite.values())
-    assert all("<svg" in svg for svg in found.figures().values())
+    assert all("<svg" in svg for svg in result.figures().values())
 
 
 @pytest.mark.parametrize("name", ["attention", "norms", "routing"])
@@ -160,6 +160,6 @@ def test_layers_without_the_value_are_not_a_number_and_no_warning(name):
     lm = LanguageModel(config, random_params(config), None, tiny_model("gpt2").run)
     with warnings.catch_warnings():
         warnings.simplefilter("error", RuntimeWarning)
-        found = ANALYSES[name].run(lm, np.random.default_rng(0).integers(config.vocab_size, size=(3, 12)))
-    values = found.data["load" if name == "routing" else "entropy" if name == "attention" else "hidden_keys"]
+        result = ANALYSES[name].run(lm, np.random.default_rng(0).integers(config.vocab_size, size=(3, 12)))
+    values = result.data["load" if name == "routing" else "entropy" if name == "attention" else "hidden_keys"]
     assert np.isnan(values).any() and np.isfinite(values).any()

@@ -162,10 +162,10 @@ def written(lm, prompt, count: int, **settings) -> dict[int, list[int]]:
 
 def test_every_prompt_follows_the_begin_of_text_token(gpt2):
     lm = with_tokenizer(gpt2, Letters(begin_of_text=3))
-    found = written(lm, ["ab", ""], 6, temperature=0.0)
+    result = written(lm, ["ab", ""], 6, temperature=0.0)
     for index, prompt in enumerate(([3, 97, 98], [3])):
         expected = decoding.generate(lm.config, lm.params, [prompt], 6, Sampling(0.0), vocab_size=256)
-        assert found[index] == sum((row for (row,) in expected), [])
+        assert result[index] == sum((row for (row,) in expected), [])
 
 
 def test_a_text_ends_at_any_stop_token(gpt2):

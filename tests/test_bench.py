@@ -119,7 +119,7 @@ def test_what_cannot_be_compared_is_refused(words, message):
 def test_models_of_equal_flops():
     """Experts differ from the dense model by the router alone; softmax slots are as large as the feed-forward layer."""
     file = "xfresearch/benchmarks/equal_flops.py"
-    found = {name: flags.read(f"{file}:{name}", ["--config.model.vocab_size=257"]) for name in equal_flops.NAMES}
-    flops = {name: costs(config.model, 256).flops_per_token for name, config in found.items()}
+    by_name = {name: flags.read(f"{file}:{name}", ["--config.model.vocab_size=257"]) for name in equal_flops.NAMES}
+    flops = {name: costs(config.model, 256).flops_per_token for name, config in by_name.items()}
     assert flops["experts"] - flops["dense"] == 6 * 2 * 256 * 8
     assert flops["slots"] == flops["feed_forward"]

@@ -128,8 +128,8 @@ def comparison(trained, imported, tmp_path_factory):
     """The comparison of two runs and the model of the first one: its JSON, its text and its page."""
     folder = tmp_path_factory.mktemp("comparison")
     with redirect_stdout(io.StringIO()) as out:
-        found = compared(folder, *trained, imported, "--margin", "0.01", "--html", folder / "page.html")
-    return SimpleNamespace(data=found, runs=list(found["runs"].values()), text=out.getvalue(), page=folder / "page.html")
+        result = compared(folder, *trained, imported, "--margin", "0.01", "--html", folder / "page.html")
+    return SimpleNamespace(data=result, runs=list(result["runs"].values()), text=out.getvalue(), page=folder / "page.html")
 
 
 @pytest.fixture(scope="module")
@@ -162,15 +162,15 @@ def test_equal_models_are_equal_within_a_margin(comparison):
 
 
 def test_other_tokenizers_are_compared_in_bits_per_byte(trained, other_tokenizer, documents, tmp_path, capsys):
-    found = compared(tmp_path, trained[0], other_tokenizer)
+    result = compared(tmp_path, trained[0], other_tokenizer)
     each = [documents[0], evaluated(tmp_path, other_tokenizer, "--per-document")]
-    assert found["measure"] == "bits_per_byte" and each[1]["tokens"] < each[0]["tokens"]
+    assert result["measure"] == "bits_per_byte" and each[1]["tokens"] < each[0]["tokens"]
     first, second = (sums(own, "bits_per_byte", "bytes") for own in each)
     difference, *interval = interval_by_hand(*second, *first)
-    own = found["runs"][str(other_tokenizer)]["held_out"]
+    own = result["runs"][str(other_tokenizer)]["held_out"]
     assert own["value"] == pytest.approx(each[1]["bits_per_byte"]) and own["units"] == each[0]["units"]
     assert own["pair"]["difference"] == pytest.approx(difference) and own["pair"]["interval"] == pytest.approx(interval)
-    assert found["runs"][str(trained[0])]["training_loss"] == pytest.approx(7 - 2.05)
+    assert result["runs"][str(trained[0])]["training_loss"] == pytest.approx(7 - 2.05)
     assert "Losses are in bits per byte." in capsys.readouterr().out
 
 
@@ -235,12 +235,12 @@ def test_the_table_has_costs_and_what_was_trained(comparison, trained):
 
 
 def test_options_that_differ(comparison, trained, imported):
-    found = comparison.data["differences"]
+    actual = comparison.data["differences"]
     a, b, i = map(str, [*trained, imported])
-    assert found["model.final_norm"] == {a: "layer", b: "rms", i: "layer"}
-    assert found["model.blocks.main.feed_forward.bias"] == {a: True, i: True}  # the experts have no such option
-    assert not any(len(values) < 3 and name.endswith(".capacity") for name, values in found.items())  # at its default
-    assert all(name.startswith("model.") for name in found)  # the model without a run has no options of training
+    assert actual["model.final_norm"] == {a: "layer", b: "rms", i: "layer"}
+    assert actual["model.blocks.main.feed_forward.bias"] == {a: True, i: True}  # the experts have no such option
+    assert not any(len(values) < 3 and name.endswith(".capacity") for name, values in actual.items())  # at its default
+    assert all(name.startswith("model.") for name in actual)  # the model without a run has no options of training
 
 
 def test_a_model_without_a_run_has_a_loss_alone(comparison, imported):
@@ -272,9 +272,9 @@ def test_what_a_run_lacks_is_a_note(trained, texts, tmp_path, capsys):
     rows = (started / "metrics.jsonl").read_text()
     (started / "metrics.jsonl").write_text(re.sub(r', "seconds": [\d.]+', "", rows))
     older = trained[0] / "checkpoints" / "10"
-    found = compared(tmp_path, trained[0], started, older, "--limit", "8")
-    assert found["runs"][str(started)]["held_out"] is None and found["runs"][str(older)]["held_out"]["pair"]
-    assert found["notes"] == [
+    result = compared(tmp_path, trained[0], started, older, "--limit", "8")
+    assert result["runs"][str(started)]["held_out"] is None and result["runs"][str(older)]["held_out"]["pair"]
+    assert result["notes"] == [
         f"{started} has no held-out loss: {started} has no checkpoint yet",
         f"{started} has no seconds in its metrics, so it has no curve by seconds",
         f"{started} has not finished: it is at step 3 of {STEPS}",
@@ -283,15 +283,15 @@ def test_what_a_run_lacks_is_a_note(trained, texts, tmp_path, capsys):
         f"processor, None, None; {older} on some processor, None, None",
     ]
     out = capsys.readouterr().out
-    assert all(f"note: {note}" in out for note in found["notes"])
+    assert all(f"note: {note}" in out for note in result["notes"])
 
 
 def test_without_a_loss_of_the_first_run_the_curves_remain(trained, tmp_path):
     started = shutil.copytree(trained[1], tmp_path / "started", ignore=shutil.ignore_patterns("checkpoints"))
-    found = compared(tmp_path, started, trained[0], "--html", tmp_path / "page.html")
-    assert found["held_out"] is None and not any(run["held_out"] for run in found["runs"].values())
-    assert found["notes"][1] == f"{started} is the first run, so no other run is compared with its loss"
-    assert found["differences"] and (tmp_path / "page.html").read_text().count("<svg") == 2 * 4
+    result = compared(tmp_path, started, trained[0], "--html", tmp_path / "page.html")
+    assert result["held_out"] is None and not any(run["held_out"] for run in result["runs"].values())
+    assert result["notes"][1] == f"{started} is the first run, so no other run is compared with its loss"
+    assert result["differences"] and (tmp_path / "page.html").read_text().count("<svg") == 2 * 4
     (tmp_path / "started" / "metrics.jsonl").unlink()
     with pytest.raises(UserError, match="started has no checkpoint yet"):
         compare_main([str(trained[0]), str(started)])
@@ -305,10 +305,10 @@ def test_labels_are_compared_by_sequence(tmp_path):
     for seed in (0, 1):
         paths.append(tmp_path / str(seed))
         LanguageModel(classes, rough_params(classes, seed), None, config).save(paths[-1])
-    found = compared(tmp_path, *paths, "--limit", "30", "--batch-size", "7")
-    pair = found["runs"][str(paths[1])]["held_out"]["pair"]
+    result = compared(tmp_path, *paths, "--limit", "30", "--batch-size", "7")
+    pair = result["runs"][str(paths[1])]["held_out"]["pair"]
     own = evaluated(tmp_path, paths[1], "--limit", "30")
-    assert found["unit"] == "nats per label" and pair["units"] == 30
+    assert result["unit"] == "nats per label" and pair["units"] == 30
     assert pair["value"] == pytest.approx(own["loss"], rel=TOLERANCE["float32"])
     text_run = make_run(tmp_path / "text", "gpt2", steps=(1,))
     with pytest.raises(UserError, match="RUN=.*text is not allowed: it predicts next tokens, and .*0 predicts labels"):
@@ -370,7 +370,7 @@ def test_two_processes_compare_as_one(trained, tmp_path):
     done = Processes(2, "xfresearch.compare", *map(str, trained), f"--json={tmp_path}/two.json").succeed()
     assert "these runs" in done[0][1] and not done[1][1]  # only process 0 prints
     both = json.loads((tmp_path / "two.json").read_text())
-    one, two = (found["runs"][str(trained[1])]["held_out"]["pair"] for found in (alone, both))
+    one, two = (actual["runs"][str(trained[1])]["held_out"]["pair"] for actual in (alone, both))
     assert two["units"] == one["units"] and two["difference"] == pytest.approx(one["difference"], rel=1e-4)
 
 

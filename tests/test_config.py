@@ -149,8 +149,8 @@ def test_a_name_is_a_shipped_config_in_any_directory_and_a_path_is_a_file(tmp_pa
 def named_configs() -> list[str]:
     """NAME and NAME:arg that the docstrings of configs list; variants:NAME stands for many, which other tests read."""
     listed = {name: list(shipped.about(file)[1]) for name, file in shipped.shipped().items() if "/" not in name}
-    assert all(found[0] == name and f"{name}:tiny" in found for name, found in listed.items())
-    return [name for found in listed.values() for name in found if name != "variants:NAME"]
+    assert all(result[0] == name and f"{name}:tiny" in result for name, result in listed.items())
+    return [name for result in listed.values() for name in result if name != "variants:NAME"]
 
 
 @pytest.mark.parametrize("file", named_configs())

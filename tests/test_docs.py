@@ -162,12 +162,12 @@ def pages_of(tab: dict) -> list[str]:
 
 
 def test_links_of_the_site_lead_to_its_pages_and_pictures():
-    found = site.pages()
-    for page, text in found.items():
+    result = site.pages()
+    for page, text in result.items():
         for _, _, target, _ in site.LINK.findall(FENCE.sub("", text)):
             to = posixpath.normpath(posixpath.join(posixpath.dirname(page), target))
             copied = to.endswith(site.SHOWN) and (ROOT / "docs" / to).exists()
-            assert to in found or copied, f"{page}: {target}"
+            assert to in result or copied, f"{page}: {target}"
 
 
 @pytest.mark.long

@@ -104,10 +104,10 @@ def test_a_conversion_says_that_it_does_not_carry_edits(here, edited, capsys):
 def test_diff_names_the_arrays_that_differ(here, edited, capsys, tmp_path):
     edit.main(["--diff", str(here / "run"), str(edited), "--json", str(tmp_path / "diff.json")])
     assert "blocks.1.feed_forward.down.kernel" in capsys.readouterr().out
-    found = json.loads((tmp_path / "diff.json").read_text())
-    assert list(found) == ["blocks.1.feed_forward.down.kernel"]
+    written = json.loads((tmp_path / "diff.json").read_text())
+    assert list(written) == ["blocks.1.feed_forward.down.kernel"]
     a, b = (np.asarray(xf.load(path).memory(1).values, np.float64) for path in (here / "run", edited))
-    row = found["blocks.1.feed_forward.down.kernel"]
+    row = written["blocks.1.feed_forward.down.kernel"]
     assert row["relative"] == pytest.approx(np.linalg.norm(b - a) / np.linalg.norm(a), rel=1e-5)
     assert row["largest"] == pytest.approx(np.abs(b - a).max(), rel=1e-5) and row["numbers"] == a.size
     edit.main(["--diff", str(here / "run"), str(here / "run")])
@@ -166,8 +166,9 @@ def test_a_wrong_request_is_one_line_and_nothing_is_computed(request_, words, he
 def test_unknown_relations_and_subjects_of_a_corpus_of_facts():
     known = facts()
     fact = known[0]
-    found = editing_requests._completed(0, Record(fact.subject, "", "", "Quenby", fact.relation), known)
-    assert found.target == fact.object and found.prompt.replace("{}", fact.subject) == fact.prompts[0] and found.neighbours
+    result = editing_requests._completed(0, Record(fact.subject, "", "", "Quenby", fact.relation), known)
+    assert result.target == fact.object and result.prompt.replace("{}", fact.subject) == fact.prompts[0]
+    assert result.neighbours
     with pytest.raises(UserError, match="there is no relation 'birth town'; did you mean 'birth city'"):
         editing_requests._completed(0, Record(fact.subject, "", "", "Quenby", "birth town"), known)
     with pytest.raises(UserError, match="it must have one, because no known fact has its subject and relation"):
@@ -211,8 +212,8 @@ def test_wrong_arguments_are_one_line(arguments, words, here, tmp_path):
 def test_requests_are_drawn_from_the_facts_that_have_another_object():
     known = [Fact(name, "colour", object_, (f"{name} is",), ()) for name, object_ in (("Ada", "red"), ("Bea", "blue"))]
     known.append(Fact("Cid", "home", "Oslo", ("Cid lives in",), ()))
-    found = editing.drawn(known, 2)
-    assert sorted(each[:1] + each[2:4] for each in found) == [("Ada", "red", "blue"), ("Bea", "blue", "red")]
+    result = editing.drawn(known, 2)
+    assert sorted(each[:1] + each[2:4] for each in result) == [("Ada", "red", "blue"), ("Bea", "blue", "red")]
     for count in (3, 4, 0, -1):
         with pytest.raises(UserError, match=f"^count={count} is not allowed: it must be from 1 to 2, the facts whose rel"):
             editing.drawn(known, count)
@@ -229,7 +230,7 @@ def test_a_folder_of_transformers_is_edited_and_written_back(name, tmp_path, her
     corpus = f"text_files:{here}/notes.txt"
     edit.main(["rome", "--workdir", str(tmp_path / "folder"), "--data", corpus, *arguments])
     edited = xf.load(tmp_path / "edited")
-    found = edits.differences(xf.load(tmp_path / "folder"), edited)
-    assert list(found) == ["blocks.1.feed_forward." + ("down.kernel" if name == "llama" else "experts.down")]
+    actual = edits.differences(xf.load(tmp_path / "folder"), edited)
+    assert list(actual) == ["blocks.1.feed_forward." + ("down.kernel" if name == "llama" else "experts.down")]
     edited.export_hf(tmp_path / "back")
     assert not edits.differences(xf.load(tmp_path / "back"), edited)

@@ -96,10 +96,10 @@ def brute_force(lm, tokens, start, length) -> float:
 @given(st.integers(0, 40), st.integers(2, 120), st.integers(1, 20), st.data())
 def test_windows_score_every_token_once_with_the_documented_context(start, size, length, data):
     stride = data.draw(st.integers(1, length))
-    found = list(windows(start, start + size, length, stride))
-    scored = [token for window in found for token in range(window.scored, window.end)]
+    result = list(windows(start, start + size, length, stride))
+    scored = [token for window in result for token in range(window.scored, window.end)]
     assert scored == list(range(start + 1, start + size))
-    for window in found:
+    for window in result:
         assert start <= window.start < window.scored < window.end <= start + size
         assert window.end - window.start - 1 <= length
         assert window.scored - window.start > length - stride or window.start == start
@@ -137,7 +137,7 @@ def test_a_stride_equals_brute_force(kind, stride, request, tmp_path):
     scores = losses.score_text(make_scorer(lm.config), lm.params, text, 4)
     starts = np.flatnonzero(np.diff(text.documents, prepend=-1)) if kind == "document_run" else np.array([0])
     assert sorted(np.flatnonzero(scores.row < 0)) == starts.tolist()
-    expected, found = [], []
+    expected, actual = [], []
     for token in np.flatnonzero(scores.row >= 0)[:60]:
         first = starts[starts < token].max()
         # The first window scores 8 tokens, each with all tokens before it. Every later window scores `stride` tokens;
@@ -145,8 +145,8 @@ def test_a_stride_equals_brute_force(kind, stride, request, tmp_path):
         index = token - first
         context = index if index <= 8 else 9 - stride + (index - 9) % stride
         expected.append(brute_force(lm, text.tokens[first : token + 1], index, context))
-        found.append(scores.nll[token])
-    assert relative_error(found, expected) < TOLERANCE["float32"]
+        actual.append(scores.nll[token])
+    assert relative_error(actual, expected) < TOLERANCE["float32"]
 
 
 @pytest.mark.parametrize("kind", ["run", "document_run"])
@@ -284,7 +284,7 @@ def test_without_scored_tokens_metrics_are_nan():
 
 def test_metrics_do_not_depend_on_the_batching_of_rows():
     """The batch size and the number of processes change the order of the units and the rows of padding between them."""
-    random, found = np.random.default_rng(0), set()
+    random, collected = np.random.default_rng(0), set()
     tokens_U = random.integers(20, 65, 11).astype(np.float64)
     sums = {"nll": (tokens_U * random.normal(3, 0.3, 11)).astype(np.float32), "tokens": tokens_U}
     sums |= {"correct": tokens_U // 3, "bytes": 2 * tokens_U}
@@ -293,8 +293,8 @@ def test_metrics_do_not_depend_on_the_batching_of_rows():
         spread = {name: np.zeros(16, values.dtype) for name, values in sums.items()}
         for name, values in sums.items():
             spread[name][at] = values
-        found.add(json.dumps(losses.summary(spread)))
-    assert len(found) == 1
+        collected.add(json.dumps(losses.summary(spread)))
+    assert len(collected) == 1
 
 
 def test_limit_takes_the_first_sequences(run, tmp_path):

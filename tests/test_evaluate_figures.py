@@ -56,5 +56,5 @@ def test_several_devices_of_one_process_measure_the_same(run, tmp_path):
     alone = evaluated(run, tmp_path=tmp_path)
     command = [sys.executable, "-m", "xfresearch.evaluate", "--workdir", str(run), "--json", str(tmp_path / "mesh.json")]
     subprocess.run(command, cwd=ROOT, env=os.environ | {"JAX_NUM_CPU_DEVICES": "4"}, check=True)
-    found = json.loads((tmp_path / "mesh.json").read_text())
-    assert found["loss"] == pytest.approx(alone["loss"], rel=TOLERANCE["float32"]) and found["tokens"] == alone["tokens"]
+    written = json.loads((tmp_path / "mesh.json").read_text())
+    assert written["loss"] == pytest.approx(alone["loss"], rel=TOLERANCE["float32"]) and written["tokens"] == alone["tokens"]

@@ -218,19 +218,19 @@ ALLOWED = {
 
 def raw_calls(text: str) -> list[str]:
     """The calls in a module's text that reach files and are not functions of the gate."""
-    found = []
+    calls = []
     for node in ast.walk(ast.parse(text)):
         if not isinstance(node, ast.Call):
             continue
         function = node.func
         if isinstance(function, ast.Name) and function.id in ("open", "safe_open"):
-            found.append(f"{node.lineno}: {function.id}")
+            calls.append(f"{node.lineno}: {function.id}")
         if isinstance(function, ast.Attribute) and function.attr in CALLS:
             of = function.value.id if isinstance(function.value, ast.Name) else ""
             is_method = function.attr not in ("load", "remove", "walk", "move") and of not in ("files", "losses")
             if of in MODULES or is_method:
-                found.append(f"{node.lineno}: {of}.{function.attr}")
-    return found
+                calls.append(f"{node.lineno}: {of}.{function.attr}")
+    return calls
 
 
 def test_nothing_but_the_gate_reaches_files():

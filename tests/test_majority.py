@@ -94,20 +94,20 @@ def evaluated(run, *options, tmp_path) -> dict:
 
 def test_evaluate_measures_every_label(run, tmp_path, capsys):
     # Step 15: the losses of later steps are only rounding errors.
-    found = evaluated(run, "--step", "15", "--batch-size", "50", tmp_path=tmp_path)
+    result = evaluated(run, "--step", "15", "--batch-size", "50", tmp_path=tmp_path)
     out, err = capsys.readouterr()
     assert "accuracy" in out and "loss in nats per label; its standard error is over 120 sequences" in out
     assert "bits" not in out and "sequences of 24 tokens" in err
-    assert (found["tokens"], found["units"]) == (120 * 24, 120)
+    assert (result["tokens"], result["units"]) == (120 * 24, 120)
     lm, held_out = loading.load(run[0], 15), prepare(loading.run_config(run[0]), "validation")
     logits_NLV = np.asarray(lm(held_out.tokens_NL), np.float64)
-    assert found["accuracy"] == (logits_NLV.argmax(-1) == held_out.targets_NL).mean()
+    assert result["accuracy"] == (logits_NLV.argmax(-1) == held_out.targets_NL).mean()
     shifted = logits_NLV - logits_NLV.max(-1, keepdims=True)
     logs = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
     nll_NL = -np.take_along_axis(logs, held_out.targets_NL[..., None], -1)[..., 0]
-    assert found["loss"] == pytest.approx(nll_NL.mean(), rel=1e-5)
+    assert result["loss"] == pytest.approx(nll_NL.mean(), rel=1e-5)
     nll_N = nll_NL.mean(1)
-    assert found["standard_error"] == pytest.approx(nll_N.std(ddof=1) / 120**0.5, rel=1e-4)
+    assert result["standard_error"] == pytest.approx(nll_N.std(ddof=1) / 120**0.5, rel=1e-4)
 
 
 def test_evaluate_measures_every_step_and_other_data(run, tmp_path, capsys):

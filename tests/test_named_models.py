@@ -79,8 +79,8 @@ def test_mixtral_has_13_billion_active_parameters():
 def test_no_query_has_the_published_parameter_counts_without_embeddings():
     """Karbevski & Mijoski 2025: 84.95 M -> 77.88 M, and again 84.95 M at 4.5 times the width."""
     embeddings = (32_000 + 1024) * 768
-    found = [costs(f"no_query.py{size}", 32_000).parameters - embeddings for size in ("", ":matched")]
-    assert [round(n / 1e6, 2) for n in found] == [77.88, 84.95]
+    listed = [costs(f"no_query.py{size}", 32_000).parameters - embeddings for size in ("", ":matched")]
+    assert [round(n / 1e6, 2) for n in listed] == [77.88, 84.95]
 
 
 def test_simplified_saves_the_published_parameters():

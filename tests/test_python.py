@@ -64,9 +64,9 @@ class Interrupts(xf.Callback):
 def run(small, tmp_path_factory):
     """A run of six updates; `recorder` has seen it."""
     recorder = Recorder()
-    found = xf.train("gpt2:tiny", small, workdir=str(tmp_path_factory.mktemp("runs") / "whole"), callbacks=[recorder])
-    found.recorder = recorder
-    return found
+    result = xf.train("gpt2:tiny", small, workdir=str(tmp_path_factory.mktemp("runs") / "whole"), callbacks=[recorder])
+    result.recorder = recorder
+    return result
 
 
 def same_curve(one: xf.Run, other: xf.Run) -> bool:
@@ -199,10 +199,10 @@ def test_hooks_see_numbers_and_never_arrays(run):
 
 
 def test_the_best_evaluation_is_among_those_of_as_much_text(run):
-    found = {step: figures for step, figures in run.recorder.of("on_evaluation")}
-    losses = {step: figures["loss"] for step, figures in found.items()}
-    assert found[6]["best_step"] == min((2, 4), key=losses.get) and found[6]["best_loss"] == min(losses[2], losses[4])
-    assert found[2]["best_step"] == 2
+    by_name = {step: figures for step, figures in run.recorder.of("on_evaluation")}
+    losses = {step: figures["loss"] for step, figures in by_name.items()}
+    assert by_name[6]["best_step"] == min((2, 4), key=losses.get) and by_name[6]["best_loss"] == min(losses[2], losses[4])
+    assert by_name[2]["best_step"] == 2
 
 
 @pytest.mark.parametrize("at", [("on_step", 1), ("on_evaluation", 2), ("on_checkpoint", 3)])

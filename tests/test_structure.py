@@ -44,14 +44,14 @@ MOST_LINES, MOST_OPTIONS = 400, 15
 
 def imports(name: str) -> set[str]:
     """The modules of xfresearch that a module imports, including imports inside functions."""
-    found = set()
+    modules = set()
     for node in ast.walk(ast.parse(FILES[name].read_text())):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            modules |= {alias.name for alias in node.names}
         if isinstance(node, ast.ImportFrom) and node.module:
             whole = {f"{node.module}.{alias.name}" for alias in node.names}
-            found |= {module if module in FILES else node.module for module in whole}
-    return {module for module in found if module in FILES}
+            modules |= {module if module in FILES else node.module for module in whole}
+    return {module for module in modules if module in FILES}
 
 
 def test_there_are_no_import_cycles():
@@ -100,17 +100,17 @@ def test_files_are_short():
 
 def dataclasses_of_options() -> set[type]:
     """Every class of options: of runs, blocks and each kind of sublayer, with their base and nested classes."""
-    found = set()
+    classes = set()
     waiting = [Config, *block_config.BLOCKS.values()]
     waiting += [kind.options for table, _, _ in kinds.ROLES.values() for kind in table.values()]
     while waiting:
         cls = waiting.pop()
-        if cls in found or not dataclasses.is_dataclass(cls):
+        if cls in classes or not dataclasses.is_dataclass(cls):
             continue
-        found.add(cls)
+        classes.add(cls)
         waiting += [base for base in cls.__bases__ if base is not object]
         waiting += [type(value) for spec in dataclasses.fields(cls) if (value := default_of(spec)) is not None]
-    return found
+    return classes
 
 
 def default_of(spec: dataclasses.Field):

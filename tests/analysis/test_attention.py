@@ -25,16 +25,16 @@ SITES = ("weights", "coefficients", "heads", "value")
 )
 def test_equals_the_reference(name, changes):
     lm = tiny_model(name, **{f"model__blocks__main__attention__{key}": value for key, value in changes.items()})
-    found = analysis.attention(lm, TOKENS_NL).data
+    data = analysis.attention(lm, TOKENS_NL).data
     for number in range(lm.config.depth):
         names = [f"blocks.{number}.attention.{site}" for site in SITES]
         names = [tap for tap in names if tap in lm.tap_names()]
         values = {tap.split(".")[-1]: np.asarray(value, float) for tap, value in lm.capture(TOKENS_NL, names).items()}
         expected = figures.attention(values, "sink" in changes)
-        assert set(expected) <= set(found)
+        assert set(expected) <= set(data)
         for figure, value_BH in expected.items():
-            assert relative_error(found[f"{figure}_rows"][:, number], value_BH) < 10 * TOLERANCE["float32"], figure
-            assert relative_error(found[figure][number], value_BH.mean(0)) < 10 * TOLERANCE["float32"], figure
+            assert relative_error(data[f"{figure}_rows"][:, number], value_BH) < 10 * TOLERANCE["float32"], figure
+            assert relative_error(data[figure][number], value_BH.mean(0)) < 10 * TOLERANCE["float32"], figure
 
 
 def planted(seed: int | None = None) -> LanguageModel:
@@ -86,13 +86,13 @@ def _leaves(tree, prefix: str = ""):
 
 def test_planted_heads_are_found_and_only_they():
     tokens_NL = np.random.default_rng(1).integers(24, size=(4, 64))
-    found = analysis.attention(planted(), tokens_NL)
-    previous, induction, copying = (found.data[name] for name in ("previous", "induction", "copying"))
+    result = analysis.attention(planted(), tokens_NL)
+    previous, induction, copying = (result.data[name] for name in ("previous", "induction", "copying"))
     assert previous[0, 0] > 0.99 and induction[1, 0] > 0.5  # half: each token has occurred more than once
     others = np.delete(previous.ravel(), 0), np.delete(induction.ravel(), 2)
     assert max(map(np.max, others)) < 0.1
     assert copying[1, 0] == pytest.approx(1.0) and np.isnan(copying[0, 1])
-    strongest = {row[0]: row[1] for row in found.tables[0].rows}
+    strongest = {row[0]: row[1] for row in result.tables[0].rows}
     assert strongest["Previous token"].startswith("0.0 ") and strongest["Induction"].startswith("1.0 ")
     without = analysis.attention(planted(seed=2), tokens_NL).data
     assert without["induction"].max() < 0.15 and without["previous"].max() < 0.15
@@ -103,16 +103,16 @@ def test_figures_of_planted_weights():
     shift_LS[0, 0] = 1
     values = {"weights": jnp.asarray(shift_LS)[None, None], "heads": jnp.ones((1, 6, 1, 2))}
     values["value"] = -jnp.ones((1, 6, 1, 2))
-    found = {name: float(value[0, 0]) for name, value in statistics(values, sink=False).items()}
-    assert found == pytest.approx(
+    data = {name: float(value[0, 0]) for name, value in statistics(values, sink=False).items()}
+    assert data == pytest.approx(
         {"first": 0.2, "previous": 1.0, "self": 0.0, "distance": 1.0, "entropy": 0.0, "own_value": -1.0}
     )
     assert statistics({"query": 0}, sink=False) == {} == repetition({}, half=3)
     back_LS = np.zeros((6, 6))
     back_LS[[3, 4, 5], [1, 2, 3]] = 0.7
     back_LS[[3, 4, 5], [0, 1, 2]] = 0.3
-    found = repetition({"weights": jnp.asarray(back_LS)[None, None]}, half=3)
-    assert float(found["induction"][0, 0]) == pytest.approx(0.7) and float(found["duplicate"][0, 0]) == pytest.approx(0.3)
+    data = repetition({"weights": jnp.asarray(back_LS)[None, None]}, half=3)
+    assert float(data["induction"][0, 0]) == pytest.approx(0.7) and float(data["duplicate"][0, 0]) == pytest.approx(0.3)
 
 
 def test_negative_weights_have_no_entropy():
@@ -131,7 +131,7 @@ def test_figures_of_matrices():
     assert positive_share(np.eye(3)) == 1.0 and positive_share(-np.eye(3)) == -1.0
     assert positive_share(np.array([[0.0, -1.0], [1.0, 0.0]])) == pytest.approx(0.0)
     lm = tiny_model("llama", model__blocks__main__attention__kv_heads=2)  # with an untied head
-    found = analysis.attention(lm, TOKENS_NL).data
+    data = analysis.attention(lm, TOKENS_NL).data
     params = layers.get(lm.config, lm.params, 1)["attention"]
     q, k, v, o = (np.asarray(params[name]["kernel"], np.float64) for name in ("query", "key", "value", "output"))
     embed = np.asarray(lm.params["embed"]["table"], np.float64)
@@ -140,18 +140,18 @@ def test_figures_of_matrices():
         g = h // (q.shape[1] // k.shape[1])
         ov_VV = embed @ v[:, g] @ o[h] @ head.T
         qk_VV = embed @ q[:, h] @ k[:, g].T @ embed.T
-        assert found["copying"][1, h] == pytest.approx(positive_share(ov_VV), abs=1e-6)
-        assert found["matching"][1, h] == pytest.approx(positive_share(qk_VV), abs=1e-6)
-        assert found["rank"][1, h] == pytest.approx(effective_rank(q[:, h] @ k[:, g].T, q.shape[2]))
+        assert data["copying"][1, h] == pytest.approx(positive_share(ov_VV), abs=1e-6)
+        assert data["matching"][1, h] == pytest.approx(positive_share(qk_VV), abs=1e-6)
+        assert data["rank"][1, h] == pytest.approx(effective_rank(q[:, h] @ k[:, g].T, q.shape[2]))
 
 
 def test_learned_spans_are_in_tokens():
     lm = tiny_model(
         model__blocks__main__attention__span="adaptive", model__blocks__main__attention__window=20
     )
-    found = analysis.attention(lm, TOKENS_NL).data["span"]
+    actual = analysis.attention(lm, TOKENS_NL).data["span"]
     fraction = np.asarray(lm.params["blocks"]["main"]["attention"]["span"]["fraction"])
-    np.testing.assert_allclose(found, fraction * 20, rtol=1e-6)
+    np.testing.assert_allclose(actual, fraction * 20, rtol=1e-6)
 
 
 def test_a_sink_beside_slots_of_the_models_width_has_a_tap():
@@ -160,9 +160,9 @@ def test_a_sink_beside_slots_of_the_models_width_has_a_tap():
     taps = {site: f"blocks.0.attention.{site}" for site in ("weights", "sink_weight", "coefficients")}
     weights, sink, coefficients = lm.capture(TOKENS_NL, list(taps.values())).values()
     np.testing.assert_allclose(weights.sum(-1) + sink[..., 0], 1, rtol=1e-5)
-    found = analysis.attention(lm, TOKENS_NL).data
-    np.testing.assert_allclose(found["sink"][0], sink[:, :, 1:, 0].mean((0, 2)), rtol=1e-4)
-    assert coefficients.shape == (*TOKENS_NL.shape, 3) and "slots" not in found
+    data = analysis.attention(lm, TOKENS_NL).data
+    np.testing.assert_allclose(data["sink"][0], sink[:, :, 1:, 0].mean((0, 2)), rtol=1e-4)
+    assert coefficients.shape == (*TOKENS_NL.shape, 3) and "slots" not in data
     assert lm(TOKENS_NL, replace={taps["coefficients"]: jnp.zeros_like(coefficients)}).shape[:2] == TOKENS_NL.shape
 
 

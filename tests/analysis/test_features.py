@@ -28,39 +28,39 @@ def transcoder(lm):
     return analysis.features(lm, TOKENS_NL, **SHORT | {"sizes": (64, 32)}, **taps)
 
 
-def jump(found: dict, size: int, x):
+def jump(data: dict, size: int, x):
     """The coefficients and the prediction, in NumPy."""
-    w = {name: np.float64(found[f"{size}/{name}"]) for name in ("encoder_DF", "encoder_bias_F", "threshold_F", "decoder_FE")}
+    w = {name: np.float64(data[f"{size}/{name}"]) for name in ("encoder_DF", "encoder_bias_F", "threshold_F", "decoder_FE")}
     z = x @ w["encoder_DF"] + w["encoder_bias_F"]
     f = np.where(z > w["threshold_F"], np.maximum(z, 0), 0)
-    return f, f @ w["decoder_FE"] + found[f"{size}/decoder_bias_E"]
+    return f, f @ w["decoder_FE"] + data[f"{size}/decoder_bias_E"]
 
 
 def test_figures_are_those_of_the_definition(lm, transcoder):
-    found = transcoder.data
+    data = transcoder.data
     values = lm.capture(TOKENS_NL, ["blocks.1.feed_forward.in", "blocks.1.feed_forward.out"])
     x_BLD, y_BLE = map(np.float64, values.values())
     stream = Shuffled(lm, TRAINING_NL, tuple(values), 1024, 8, 0)
     mean_E = np.asarray(stream.read(0)[1]).mean((0, 1))
-    np.testing.assert_array_equal(found["sizes"], [32, 64])
+    np.testing.assert_array_equal(data["sizes"], [32, 64])
     clean = np.asarray(lm.loss(TOKENS_NL)).mean()
     ablated = np.asarray(lm.loss(TOKENS_NL, replace={"blocks.1.feed_forward.out": mean_E})).mean()
     for n, size in enumerate((32, 64)):
-        f, y = jump(found, size, x_BLD)
+        f, y = jump(data, size, x_BLD)
         replaced = np.asarray(lm.loss(TOKENS_NL, replace={"blocks.1.feed_forward.out": np.float32(y)})).mean()
-        assert found["l0"][n] == pytest.approx((f > 0).sum(-1).mean(), rel=1e-3)
-        assert found["dead"][n] == pytest.approx((~(f > 0).any((0, 1))).mean(), abs=1 / size)
+        assert data["l0"][n] == pytest.approx((f > 0).sum(-1).mean(), rel=1e-3)
+        assert data["dead"][n] == pytest.approx((~(f > 0).any((0, 1))).mean(), abs=1 / size)
         variance = ((y_BLE - mean_E) ** 2).sum()
-        assert found["unexplained"][n] == pytest.approx(((y_BLE - y) ** 2).sum() / variance, rel=1e-3)
-        assert found["recovered"][n] == pytest.approx((ablated - replaced) / (ablated - clean), rel=1e-2)
-        np.testing.assert_allclose(found[f"{size}/frequency"], (f > 0).mean((0, 1)), atol=2 / f[..., 0].size)
+        assert data["unexplained"][n] == pytest.approx(((y_BLE - y) ** 2).sum() / variance, rel=1e-3)
+        assert data["recovered"][n] == pytest.approx((ablated - replaced) / (ablated - clean), rel=1e-2)
+        np.testing.assert_allclose(data[f"{size}/frequency"], (f > 0).mean((0, 1)), atol=2 / f[..., 0].size)
         best_FT = -np.sort(-f.reshape(-1, size), 0)[:25].T
-        np.testing.assert_allclose(found[f"{size}/coefficients"], best_FT, rtol=1e-3, atol=1e-3)
-        at_FT = found[f"{size}/triggers"]
+        np.testing.assert_allclose(data[f"{size}/coefficients"], best_FT, rtol=1e-3, atol=1e-3)
+        at_FT = data[f"{size}/triggers"]
         picked = np.take_along_axis(f.reshape(-1, size).T, np.maximum(at_FT, 0), 1)
         np.testing.assert_allclose(np.where(at_FT < 0, 0, picked), best_FT, rtol=1e-3, atol=1e-3)
-        words = np.asarray(lm.unembed(found[f"{size}/decoder_FE"])).argmax(-1)
-        np.testing.assert_array_equal(found[f"{size}/value_tokens"][:, 0], words)
+        words = np.asarray(lm.unembed(data[f"{size}/decoder_FE"])).argmax(-1)
+        np.testing.assert_array_equal(data[f"{size}/value_tokens"][:, 0], words)
     assert transcoder.summary["loss"][0] == pytest.approx(clean, rel=1e-5)
 
 

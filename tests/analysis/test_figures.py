@@ -71,18 +71,18 @@ def test_memories(layout, form, x64):
     lm = made(layout, form)
     if not memories_of(lm.config) or layout == "resi_dual":
         pytest.skip("no memory, or a second stream")
-    found, p = analysis.memories(lm, TOKENS_NL, top=4).data, figures.Pass.of(lm.config, lm.params, TOKENS_NL)
-    assert list(found["places"]) == memories_of(lm.config)
-    for number, place in enumerate(found["places"]):
+    data, p = analysis.memories(lm, TOKENS_NL, top=4).data, figures.Pass.of(lm.config, lm.params, TOKENS_NL)
+    assert list(data["places"]) == memories_of(lm.config)
+    for number, place in enumerate(data["places"]):
         expected = figures.memories(p, str(place))
-        np.testing.assert_array_equal(found[f"{place}/value_tokens"][:, 0], expected.pop("values"))
+        np.testing.assert_array_equal(data[f"{place}/value_tokens"][:, 0], expected.pop("values"))
         for name, value_B in expected.items():
             known = adds(lm.config, place) or name in ("active", "composed")
-            np.testing.assert_allclose(found[f"{name}_rows"][:, number], value_B if known else np.nan, err_msg=name)
+            np.testing.assert_allclose(data[f"{name}_rows"][:, number], value_B if known else np.nan, err_msg=name)
         m_TK = figures.memory(p, str(place))[0].reshape(TOKENS_NL.size, -1)
         best_KT = np.sort(m_TK, 0)[::-1][:4].T
-        np.testing.assert_allclose(found[f"{place}/coefficients"], best_KT, rtol=CLOSE, atol=CLOSE)
-        at_KT = found[f"{place}/triggers"]
+        np.testing.assert_allclose(data[f"{place}/coefficients"], best_KT, rtol=CLOSE, atol=CLOSE)
+        at_KT = data[f"{place}/triggers"]
         np.testing.assert_array_equal(at_KT >= 0, best_KT > 0)
         picked = np.where(at_KT >= 0, np.take_along_axis(m_TK.T, at_KT, 1), 0)
         np.testing.assert_allclose(picked, np.maximum(best_KT, 0), rtol=CLOSE, atol=CLOSE)
@@ -93,23 +93,23 @@ def test_lens_and_attribution(layout, form, x64):
     lm = made(layout, form)
     if layout == "hyper_connections":
         pytest.skip("several residual streams, which are mixed")
-    found, p = analysis.lens(lm, TOKENS_NL).data, figures.Pass.of(lm.config, lm.params, TOKENS_NL)
+    data, p = analysis.lens(lm, TOKENS_NL).data, figures.Pass.of(lm.config, lm.params, TOKENS_NL)
     for name, value_BN in figures.lens(p).items():
-        assert relative_error(found[f"{name}_rows"], value_BN) < CLOSE, name
+        assert relative_error(data[f"{name}_rows"], value_BN) < CLOSE, name
     expected = figures.attribution(p)
-    assert set(found["parts"]) == set(expected)
-    assert relative_error(found["attribution_rows"].T, np.stack([expected[part] for part in found["parts"]])) < CLOSE
+    assert set(data["parts"]) == set(expected)
+    assert relative_error(data["attribution_rows"].T, np.stack([expected[part] for part in data["parts"]])) < CLOSE
     assert relative_error(sum(expected.values()), figures.relative_logit(p)) < CLOSE
     probability_NLV = np.exp([figures.log_softmax(figures.stream_logits(p, end))[0] for end in p.ends])
-    np.testing.assert_array_equal(found["token"], probability_NLV.argmax(-1))
-    np.testing.assert_allclose(found["probability"], probability_NLV.max(-1), rtol=CLOSE)
-    for layer, (column, name) in itertools.product(range(lm.config.depth), enumerate(found["sublayers"])):
+    np.testing.assert_array_equal(data["token"], probability_NLV.argmax(-1))
+    np.testing.assert_allclose(data["probability"], probability_NLV.max(-1), rtol=CLOSE)
+    for layer, (column, name) in itertools.product(range(lm.config.depth), enumerate(data["sublayers"])):
         of_sublayer = [value for part, value in expected.items() if f"{part}.".startswith(f"blocks.{layer}.{name}.")]
-        given = np.nan_to_num(found["by_sublayer"])[layer, column]
+        given = np.nan_to_num(data["by_sublayer"])[layer, column]
         assert given == pytest.approx(sum(value.mean() for value in of_sublayer), abs=CLOSE)  # of none: without a skip
     for place in places(lm.config):
-        if f"{place}.keys" in found:
-            assert relative_error(found[f"{place}.keys"], figures.of_keys(p, place).mean(0)) < CLOSE, place
+        if f"{place}.keys" in data:
+            assert relative_error(data[f"{place}.keys"], figures.of_keys(p, place).mean(0)) < CLOSE, place
 
 
 @one_layout
@@ -132,27 +132,27 @@ def test_attention_and_norms(layout, form, x64):
 @pytest.mark.parametrize("layout, form", daily(DAILY[:1], CASES))
 def test_the_panel(layout, form, x64):
     lm = made(layout, form)
-    found = Panel(lm.config, TOKENS_NL)(lm.params)
+    result = Panel(lm.config, TOKENS_NL)(lm.params)
     half = TOKENS_NL.shape[1] // 2
     random_BL = np.random.default_rng(0).integers(64, size=(len(TOKENS_NL), half))
     rows = TOKENS_NL, np.concatenate([random_BL, random_BL], 1)
     expected = figures.panel(*(figures.Pass.of(lm.config, lm.params, each) for each in rows))
-    assert set(found) == set(expected) - ({"lens_agreement"} if no_lens(lm.config) else set())
-    for name, value_N in found.items():
+    assert set(result) == set(expected) - ({"lens_agreement"} if no_lens(lm.config) else set())
+    for name, value_N in result.items():
         np.testing.assert_allclose(value_N, expected[name], rtol=CLOSE, err_msg=name)
 
 
 @pytest.mark.parametrize("layout", daily(["pre_norm"], [layout for layout, form in CASES if form == "experts"]))
 def test_routing(layout, x64):
     lm = made(layout, "experts")
-    found, p = analysis.routing(lm, TOKENS_NL).data, figures.Pass.of(lm.config, lm.params, TOKENS_NL)
+    data, p = analysis.routing(lm, TOKENS_NL).data, figures.Pass.of(lm.config, lm.params, TOKENS_NL)
     params_N = [params for _, _, params in p.layers()]
     for number, mixture in enumerate(lm.config.sublayers(has="mixture")):
         at = f"{mixture.path}."
         values = {name.removeprefix(at): value for name, value in p.values.items() if name.startswith(at)}
         bias = params_N[mixture.layer.number][mixture.name].get("router_bias", 0.0)
         for name, value in figures.routing(values, bias).items():
-            given = found[f"{name}_rows"][:, number] if f"{name}_rows" in found else found[name][number]
+            given = data[f"{name}_rows"][:, number] if f"{name}_rows" in data else data[name][number]
             assert relative_error(given, value) < CLOSE, name
 
 
@@ -163,9 +163,9 @@ def test_the_tuned_lens(layout, form, x64):
         pytest.skip("a second stream")
     N, D = lm.config.depth, lm.config.width
     matrix, bias = 0.2 * rng.standard_normal((N, D, D)), rng.standard_normal((N, D))
-    found = by_depth(lm.config, lm.params, {"matrix": jnp.asarray(matrix), "bias": jnp.asarray(bias)}, TOKENS_NL)
+    result = by_depth(lm.config, lm.params, {"matrix": jnp.asarray(matrix), "bias": jnp.asarray(bias)}, TOKENS_NL)
     for name, value_BN in figures.lens(figures.Pass.of(lm.config, lm.params, TOKENS_NL), (matrix, bias)).items():
-        assert relative_error(found[name], value_BN) < CLOSE, name
+        assert relative_error(result[name], value_BN) < CLOSE, name
 
 
 def metric(lm, tokens_BL, changes=None) -> float:
@@ -192,24 +192,24 @@ def test_patching(layout, form, x64):
     lm = made(layout, form)
     clean, corrupted = TOKENS_NL[:1, :4], TOKENS_NL[1:2, :4]
     sites = default_sites(lm.config)
-    found = analysis.patching(lm, clean, corrupted, (7, 9)).data
+    data = analysis.patching(lm, clean, corrupted, (7, 9)).data
     of_clean, of_corrupted = (figures.Pass.of(lm.config, lm.params, each).values for each in (clean, corrupted))
     low, span = metric(lm, corrupted), metric(lm, clean) - metric(lm, corrupted)
     for site, layer, position in itertools.product(sites, range(lm.config.depth), range(clean.shape[1])):
         tap = f"blocks.{layer}.{site}"
         effect = metric(lm, corrupted, {tap: at_token(of_clean[tap], position)}) - low
-        assert found[site][layer, position] == pytest.approx(effect / span, rel=CLOSE, abs=CLOSE), tap
+        assert data[site][layer, position] == pytest.approx(effect / span, rel=CLOSE, abs=CLOSE), tap
         step = 1e-4 * (of_clean[tap] - of_corrupted[tap])
         both = [metric(lm, corrupted, {tap: at_token(of_corrupted[tap] + sign * step, position)}) for sign in (1, -1)]
         slope = np.subtract(*both) / 2e-4 / span
-        assert found[f"attribution/{site}"][layer, position] == pytest.approx(slope, rel=1e-5, abs=1e-6), tap
+        assert data[f"attribution/{site}"][layer, position] == pytest.approx(slope, rel=1e-5, abs=1e-6), tap
     outs = [tap for tap in lm.tap_names() if tap.endswith(".out")]
     kept = {tap: lambda x, tap=tap: of_corrupted[tap][0] for tap in outs}
     for tap in outs:
         layer, name = int(tap.split(".")[1]), tap.split(".")[2]
         expected = metric(lm, corrupted, kept | {tap: lambda x, tap=tap: of_clean[tap][0]}) - low
         column = list(lm.config.blocks["main"].sublayers).index(name)
-        assert found["paths"][layer, column] == pytest.approx(expected / span, rel=CLOSE, abs=CLOSE), tap
+        assert data["paths"][layer, column] == pytest.approx(expected / span, rel=CLOSE, abs=CLOSE), tap
 
 
 @one_layout
@@ -218,7 +218,7 @@ def test_causal_traces(layout, form, x64):
     lm, length = made(layout, form), 5
     prompt = Prompt(tuple(int(token) for token in TOKENS_NL[0, :length]), 1, 2, (7,))
     draw = normal(0, 0.5, 2)
-    (found,) = effects(lm, [prompt], 2, draw)
+    (traced,) = effects(lm, [prompt], 2, draw)
     tokens_BL, noise_SLD = TOKENS_NL[:1, :length], draw(0, 8, lm.config.width)[:, :length]
     noise_SLD = noise_SLD * (np.arange(length) >= 1)[:, None] * (np.arange(length) <= 2)[:, None]
     clean = figures.Pass.of(lm.config, lm.params, tokens_BL)
@@ -230,11 +230,11 @@ def test_causal_traces(layout, form, x64):
     def corrupted(changes) -> float:
         return np.mean([probability(changes | {"embed": lambda x, noise=noise: x + noise}) for noise in noise_SLD])
 
-    assert found.clean == pytest.approx(probability(), rel=CLOSE)
-    assert found.corrupted == pytest.approx(corrupted({}), rel=CLOSE)
+    assert traced.clean == pytest.approx(probability(), rel=CLOSE)
+    assert traced.corrupted == pytest.approx(corrupted({}), rel=CLOSE)
     for value, sites in sites_of(lm.config).items():
         for layer, position in itertools.product(range(lm.config.depth), range(1, length)):
             window = [layer] if value == "stream" else [n for n in (layer - 1, layer) if n >= 0]
             taps = [f"blocks.{n}.{sites['main']}" for n in window]
             changes = {tap: at_token(clean.values[tap], position) for tap in taps}
-            assert found.restored[value][layer, position] == pytest.approx(corrupted(changes), rel=CLOSE), (value, layer)
+            assert traced.restored[value][layer, position] == pytest.approx(corrupted(changes), rel=CLOSE), (value, layer)

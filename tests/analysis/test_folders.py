@@ -60,10 +60,10 @@ def ran(name: str, workdir, data: str, folder) -> dict:
     return json.loads((folder / "data.json").read_text()) | {"arrays": dict(np.load(folder / "arrays.npz"))}
 
 
-def require_finite(found: dict) -> None:
-    figures = {name: value for name, (value, _) in found["summary"].items() if "correlation" not in name}
+def require_finite(result: dict) -> None:
+    figures = {name: value for name, (value, _) in result["summary"].items() if "correlation" not in name}
     assert figures and all(np.isfinite(value) for value in figures.values()), figures
-    assert all(np.isfinite(value).any() for value in found["arrays"].values() if value.dtype.kind == "f")
+    assert all(np.isfinite(value).any() for value in result["arrays"].values() if value.dtype.kind == "f")
 
 
 DAILY = [("mixtral", name) for name in ("memories", "norms", "routing")]  # the others compile many programs
@@ -73,9 +73,9 @@ DAILY = [("mixtral", name) for name in ("memories", "norms", "routing")]  # the 
 def test_every_analysis_runs_on_folders_of_transformers(model, name, corpus, facts, tmp_path):
     shutil.copytree(RECORDED / model, tmp_path / "model")
     made.write(tmp_path / "model", TOKENIZER)
-    found = ran(name, tmp_path / "model", facts() if name == "recall" else corpus, tmp_path / "found")
-    assert found["analysis"] == name
-    require_finite(found)
+    result = ran(name, tmp_path / "model", facts() if name == "recall" else corpus, tmp_path / "found")
+    assert result["analysis"] == name
+    require_finite(result)
 
 
 @pytest.mark.long
@@ -84,8 +84,8 @@ def test_every_analysis_runs_on_a_trained_model(name, corpus, facts, tmp_path):
     model = shared("stories260K/stories260K.bin")
     if name in ("recall", "trace"):  # of a fact that the model takes to be true
         corpus = facts(xfresearch.load(model).generate("a rat ate", max_new_tokens=6, temperature=0.0).split()[0])
-    found = ran(name, model, corpus, tmp_path / "found")
-    require_finite(found)
+    result = ran(name, model, corpus, tmp_path / "found")
+    require_finite(result)
     if name == "lens":
-        divergence = found["arrays"]["divergence"]
+        divergence = result["arrays"]["divergence"]
         assert (np.diff(divergence) < 0).all()  # each layer is nearer to the final prediction

@@ -70,35 +70,35 @@ def test_a_frozen_norm_is_the_norm_at_its_value(x64):
 @pytest.mark.parametrize("changes", [{}, {"model__blocks__main__layout": "resi_dual"}])
 def test_the_lens_is_the_unembedded_stream(changes):
     lm = tiny_model("gpt2", **changes)
-    found = analysis.lens(lm, TOKENS_NL).data
+    data = analysis.lens(lm, TOKENS_NL).data
     final = np.asarray(jax.nn.log_softmax(lm(TOKENS_NL)), np.float64)
-    assert found["loss"][-1] == pytest.approx(float(lm.loss(TOKENS_NL).mean()), rel=1e-5)
-    assert found["agreement"][-1] == 1.0 and found["divergence"][-1] == pytest.approx(0, abs=1e-6)
+    assert data["loss"][-1] == pytest.approx(float(lm.loss(TOKENS_NL).mean()), rel=1e-5)
+    assert data["agreement"][-1] == 1.0 and data["divergence"][-1] == pytest.approx(0, abs=1e-6)
     if not changes:
         stream = lm.capture(TOKENS_NL, "blocks.0.feed_forward.residual").popitem()[1]
         log_p = np.asarray(jax.nn.log_softmax(lm.unembed(stream)), np.float64)
         own = np.take_along_axis(log_p[:, :-1], TOKENS_NL[:, 1:, None], -1)
-        np.testing.assert_allclose(found["loss_rows"][:, 0], -own.mean((1, 2)), rtol=1e-5)
-        np.testing.assert_allclose(found["agreement_rows"][:, 0], (log_p.argmax(-1) == final.argmax(-1)).mean(1))
+        np.testing.assert_allclose(data["loss_rows"][:, 0], -own.mean((1, 2)), rtol=1e-5)
+        np.testing.assert_allclose(data["agreement_rows"][:, 0], (log_p.argmax(-1) == final.argmax(-1)).mean(1))
         kl = (np.exp(final) * (final - log_p)).sum(-1).mean(1)
-        np.testing.assert_allclose(found["divergence_rows"][:, 0], kl, rtol=1e-3, atol=1e-6)
+        np.testing.assert_allclose(data["divergence_rows"][:, 0], kl, rtol=1e-3, atol=1e-6)
 
 
 def test_attributions_sum_to_the_relative_logit():
     lm = tiny_model("gpt2")
-    found = analysis.lens(lm, TOKENS_NL).data
+    data = analysis.lens(lm, TOKENS_NL).data
     logits = np.asarray(lm(TOKENS_NL), np.float64)[:, :-1]
     own = np.take_along_axis(logits, TOKENS_NL[:, 1:, None], -1)[..., 0] - logits.mean(-1)
-    np.testing.assert_allclose(found["attribution_rows"].sum(1), own.mean(1), rtol=1e-3, atol=1e-4)
-    blocks = found["attribution"][[part.startswith("blocks.") for part in found["parts"]]].sum()
-    assert np.nansum(found["by_sublayer"]) == pytest.approx(blocks)
+    np.testing.assert_allclose(data["attribution_rows"].sum(1), own.mean(1), rtol=1e-3, atol=1e-4)
+    blocks = data["attribution"][[part.startswith("blocks.") for part in data["parts"]]].sum()
+    assert np.nansum(data["by_sublayer"]) == pytest.approx(blocks)
 
 
 def test_a_planted_induction_head_makes_the_prediction():
     half_NL = np.random.default_rng(0).permuted(np.tile(np.arange(24), (4, 1)), axis=1)
-    found = analysis.lens(planted(), np.concatenate([half_NL, half_NL], 1)).data
-    assert np.nanargmax(found["by_head"]) == 2 and found["by_head"].shape == (2, 2)  # layer 1, head 0
-    assert np.nanmax(np.delete(found["by_head"].ravel(), 2)) < 0.1 * found["by_head"][1, 0]
+    data = analysis.lens(planted(), np.concatenate([half_NL, half_NL], 1)).data
+    assert np.nanargmax(data["by_head"]) == 2 and data["by_head"].shape == (2, 2)  # layer 1, head 0
+    assert np.nanmax(np.delete(data["by_head"].ravel(), 2)) < 0.1 * data["by_head"][1, 0]
 
 
 KEYED = ["layout=peri_norm", "feed_forward[moe].moe.shared=2", "attention.memory_activation=gelu"]
@@ -135,9 +135,9 @@ def of_bias(config, params, place: str, direction_BLD):
 
 
 def towards_next(config, params, tokens_BL) -> dict:
-    found = passed(config, params, tokens_BL[:, :-1])
-    table_VD = found.lm.logit_head().table_VD
-    return directions(found, table_VD[tokens_BL[:, 1:]] - table_VD.mean(0))
+    result = passed(config, params, tokens_BL[:, :-1])
+    table_VD = result.lm.logit_head().table_VD
+    return directions(result, table_VD[tokens_BL[:, 1:]] - table_VD.mean(0))
 
 
 def test_the_parts_of_slots_are_the_output_without_that_of_tokens(x64):

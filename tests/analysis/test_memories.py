@@ -60,9 +60,9 @@ def planted(seed: int | None = None) -> LanguageModel:
 @pytest.mark.parametrize("layout", ["deep_norm", "no_skip", "skipless"])
 def test_without_a_plain_sum_there_are_no_figures_of_the_stream(layout):
     lm = tiny_model("llama", model__blocks__main__layout=layout, model__final_norm="none")
-    found = analysis.memories(lm, TOKENS_NL, top=4).data
-    assert np.isnan([found[name] for name in ("residual", "written", "both", "third", "changes")]).all()
-    assert not np.isnan([found["active"], found["composed"]]).any()
+    data = analysis.memories(lm, TOKENS_NL, top=4).data
+    assert np.isnan([data[name] for name in ("residual", "written", "both", "third", "changes")]).all()
+    assert not np.isnan([data["active"], data["composed"]]).any()
 
 
 def test_slots_whose_heads_the_next_sublayer_reads_are_left_out():
@@ -82,12 +82,12 @@ def test_an_expert_without_room_has_coefficients_of_zero():
 def test_a_planted_memory_is_found_and_a_random_one_is_not():
     start_N = np.random.default_rng(2).integers(24, size=(20, 1))
     counting_NL = (start_N + np.arange(18)) % 24  # token i is always followed by i + 1
-    found = analysis.memories(planted(), counting_NL, top=10).data
-    last = counting_NL.reshape(-1)[found["blocks.0.feed_forward/triggers"]]
+    data = analysis.memories(planted(), counting_NL, top=10).data
+    last = counting_NL.reshape(-1)[data["blocks.0.feed_forward/triggers"]]
     np.testing.assert_array_equal(last, np.broadcast_to(np.arange(24)[:, None], last.shape))
-    np.testing.assert_array_equal(found["blocks.0.feed_forward/value_tokens"][:, 0], (np.arange(24) + 1) % 24)
-    assert found["shared"][0] == 1.0 and found["agreement"][0] == 1.0 and found["agreement_random"][0] < 0.2
-    assert found["active"][0] == pytest.approx(1 / 24) and found["composed"][0] == 0.0 and found["written"][0] == 1.0
+    np.testing.assert_array_equal(data["blocks.0.feed_forward/value_tokens"][:, 0], (np.arange(24) + 1) % 24)
+    assert data["shared"][0] == 1.0 and data["agreement"][0] == 1.0 and data["agreement_random"][0] < 0.2
+    assert data["active"][0] == pytest.approx(1 / 24) and data["composed"][0] == 0.0 and data["written"][0] == 1.0
     without = analysis.memories(planted(seed=3), np.random.default_rng(4).integers(24, size=(20, 18)), top=10).data
     assert without["agreement"][0] < 0.3
 
@@ -113,17 +113,17 @@ def test_keys_that_no_token_activates_have_no_triggers(dead):
 def test_patterns_count_shared_ends():
     tokens_NL = np.array([[1, 2, 3, 9, 2, 3, 5, 2, 3, 7, 7, 7]])
     at_KT = np.array([[2, 5, 8, 0], [9, 10, 11, -1], [0, 3, 6, 11]])  # ends 3 3 3 1 | 7 7 7 | 1 9 5 7
-    found = patterns(tiny_model("gpt2", data__tokenizer="bytes"), tokens_NL, at_KT, np.array([9, 7, 2]))
-    assert found["shared"] == pytest.approx(6 / 11) and found["agreement"] == 1.0
-    assert found["shared_2"] == pytest.approx(3 / 11)  # 2 3 three times; 7 follows 3, 7, 7
+    result = patterns(tiny_model("gpt2", data__tokenizer="bytes"), tokens_NL, at_KT, np.array([9, 7, 2]))
+    assert result["shared"] == pytest.approx(6 / 11) and result["agreement"] == 1.0
+    assert result["shared_2"] == pytest.approx(3 / 11)  # 2 3 three times; 7 follows 3, 7, 7
     np.testing.assert_array_equal(occurrences(np.array([[1, 2, 1], [4, 4, 4]])), [[2, 1, 2], [3, 3, 3]])
 
 
 def test_patterns_count_shared_words():
     text = b"the cat sat. a cat, the Cat! no dog here"
     ends = [text.index(end) + len(end) - 1 for end in (b"the cat", b"a cat,", b"the Cat!", b"dog")]
-    found = patterns(tiny_model("gpt2"), np.array([list(text)]), np.array([ends]), np.array([0]))
-    assert found["shared_word"] == 3 / 4 and found["shared"] == 0
+    result = patterns(tiny_model("gpt2"), np.array([list(text)]), np.array([ends]), np.array([0]))
+    assert result["shared_word"] == 3 / 4 and result["shared"] == 0
 
 
 def test_an_interrupted_call_goes_on_from_its_state(tmp_path, monkeypatch):
@@ -156,11 +156,11 @@ def test_an_interrupted_call_goes_on_from_its_state(tmp_path, monkeypatch):
 
 def test_every_memory_has_a_page_of_its_keys(tmp_path):
     tokens_NL = np.array([list(b"see <b>me</b> & you")])
-    found = analysis.memories(tiny_model("moe"), tokens_NL, top=3)
-    found.save(tmp_path)
-    for number, place in enumerate(found.data["places"]):
+    result = analysis.memories(tiny_model("moe"), tokens_NL, top=3)
+    result.save(tmp_path)
+    for number, place in enumerate(result.data["places"]):
         page = (tmp_path / f"{place}.html").read_text()
-        assert page.count("<section") == (found.data[f"{place}/triggers"][:, 0] >= 0).sum() > 0
+        assert page.count("<section") == (result.data[f"{place}/triggers"][:, 0] >= 0).sum() > 0
         assert "<b>" not in page and "<mark>" in page
         assert f'href="{place}.html"' in (tmp_path / "report.html").read_text(), number
 

@@ -13,15 +13,15 @@ from xfresearch.analysis.selectable import selectable
 RNG = np.random.default_rng(0)
 
 
-def require_certificates(found) -> None:
+def require_certificates(keys) -> None:
     """Each query selects its key; each convex combination of the others is its key."""
-    keys_ND = found.keys_ND
-    for i, selects in enumerate(found.selects_N):
+    keys_ND = keys.keys_ND
+    for i, selects in enumerate(keys.selects_N):
         if selects:
-            scores = keys_ND @ found.queries_ND[i]
+            scores = keys_ND @ keys.queries_ND[i]
             assert scores[i] > np.delete(scores, i).max()
         else:
-            weights = found.weights_NN[i]
+            weights = keys.weights_NN[i]
             assert weights[i] == 0 and weights.min() > -1e-9 and weights.sum() == pytest.approx(1.0)
             np.testing.assert_allclose(weights @ keys_ND, keys_ND[i], atol=1e-6 * np.abs(keys_ND).max())
 
@@ -30,37 +30,37 @@ def require_certificates(found) -> None:
 @pytest.mark.parametrize("count", [4, 10, 60])
 def test_selectable_keys_are_the_corners_of_the_convex_hull(size, count):
     for _ in range(5):
-        found = selectable(RNG.standard_normal((count, size)) + 3.0)
-        corners = np.zeros(len(found.keys_ND), bool)
-        corners[ConvexHull(found.keys_ND).vertices] = True
-        np.testing.assert_array_equal(found.selects_N, corners)
-        require_certificates(found)
+        result = selectable(RNG.standard_normal((count, size)) + 3.0)
+        corners = np.zeros(len(result.keys_ND), bool)
+        corners[ConvexHull(result.keys_ND).vertices] = True
+        np.testing.assert_array_equal(result.selects_N, corners)
+        require_certificates(result)
 
 
 def test_planted_keys():
     """A mean of others, a point on an edge, and a copy are hidden; a point just outside is not."""
     square = np.array([[0.0, 0], [1, 0], [0, 1], [1, 1]])
     for point, hidden in (([0.5, 0.5], 1), ([0.5, 0.0], 1), ([0.5, -1e-4], 0), ([0.0, 0.0], 0)):
-        found = selectable(np.concatenate([square, [point]]))
-        assert (~found.selects_N).sum() == hidden, point
-        require_certificates(found)
+        result = selectable(np.concatenate([square, [point]]))
+        assert (~result.selects_N).sum() == hidden, point
+        require_certificates(result)
     wide = RNG.standard_normal((40, 64))  # fewer than 65 points in general position hide none
     assert selectable(wide).selects_N.all()
     inside = np.concatenate([wide, wide[:7].mean(0, keepdims=True)])
-    found = selectable(inside)
-    assert (~found.selects_N).sum() == 1
-    (hidden,) = np.flatnonzero(~found.selects_N)
-    np.testing.assert_allclose(found.keys_ND[hidden], inside[-1])
-    require_certificates(found)
+    result = selectable(inside)
+    assert (~result.selects_N).sum() == 1
+    (hidden,) = np.flatnonzero(~result.selects_N)
+    np.testing.assert_allclose(result.keys_ND[hidden], inside[-1])
+    require_certificates(result)
 
 
 def test_scaling_to_a_sphere_hides_no_key():
     """Brody et al. 2023, fig. 1d."""
     keys_ND = RNG.standard_normal((200, 4))
     assert not selectable(keys_ND).selects_N.all()
-    found = selectable(keys_ND / np.linalg.norm(keys_ND, axis=1, keepdims=True))
-    assert found.selects_N.all()
-    require_certificates(found)
+    result = selectable(keys_ND / np.linalg.norm(keys_ND, axis=1, keepdims=True))
+    assert result.selects_N.all()
+    require_certificates(result)
 
 
 def test_angles_shares_and_spread_are_their_definitions():
@@ -79,19 +79,19 @@ def test_layer_norm_makes_inputs_orthogonal_to_ones_and_selectable():
     changes = {"norm": "layer", "norms__attention_in__gain": False, "norms__attention_in__bias": False}
     lm = tiny_model(**{f"model__blocks__main__{name}": value for name, value in changes.items()})
     tokens_NL = RNG.integers(257, size=(2, 40))
-    found = analysis.norms(lm, tokens_NL).data
-    np.testing.assert_allclose(found["angle_after"], 90, atol=1e-3)
-    assert (found["hidden_after"] == 0).all() and (found["angle_before"] < 89).all()
+    data = analysis.norms(lm, tokens_NL).data
+    np.testing.assert_allclose(data["angle_after"], 90, atol=1e-3)
+    assert (data["hidden_after"] == 0).all() and (data["angle_before"] < 89).all()
     q_BLHK, keys_BLGK = lm.capture(tokens_NL, ["blocks.1.attention.query", "blocks.1.attention.key"]).values()
     keys_BLGK = np.asarray(keys_BLGK, np.float64)
     hidden = [[(~selectable(keys_BLGK[b, :, g]).selects_N).mean() for g in range(4)] for b in range(2)]
-    np.testing.assert_allclose(found["hidden_keys_rows"][:, 1], hidden)
+    np.testing.assert_allclose(data["hidden_keys_rows"][:, 1], hidden)
     kernel_DGK = np.asarray(lm.params["blocks"]["main"]["attention"]["key"]["kernel"][1], np.float64)
     expected = angle(np.einsum("blhk,dhk->blhd", q_BLHK, kernel_DGK)).mean((0, 1))
-    assert relative_error(found["angle_query"][1], expected) < TOLERANCE["float32"]
+    assert relative_error(data["angle_query"][1], expected) < TOLERANCE["float32"]
 
 
 def test_it_runs_on_the_majority_task():
     lm = tiny_model("brody_majority")
-    found = analysis.norms(lm, count=2)
-    assert found.data["hidden_keys"].shape[0] == lm.config.depth and "rows of 24 tokens" in found.about
+    result = analysis.norms(lm, count=2)
+    assert result.data["hidden_keys"].shape[0] == lm.config.depth and "rows of 24 tokens" in result.about

@@ -16,16 +16,16 @@ HOSTILE = b'<script>f("1")</script> &amp; <img src=x>\n<b>\x00\x1b\xff</svg>'
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """Results of a small model whose corpus has markup, and whose vocabulary is larger than its tokenizer."""
-    found = tmp_path_factory.mktemp("results")
+    result = tmp_path_factory.mktemp("results")
     lm = tiny_model("gpt2", model__depth=1, model__blocks__main__feed_forward__hidden=24)
     model = replace(lm.config, vocab_size=300)
     lm = LanguageModel(model, rough_params(model), lm.tokenizer, lm.run)
     tokens_NL = np.array([[*HOSTILE, 256, 299], [299, 280, *HOSTILE]])
     clean_BL, corrupted_BL = tokens_NL[:1, :12], tokens_NL[1:, :12]
-    analysis.memories(lm, tokens_NL, top=12).save(found / "memories")
-    analysis.lens(lm, tokens_NL[:, -10:]).save(found / "lens")
-    analysis.patching(lm, clean_BL, corrupted_BL, sites=("feed_forward.out",)).save(found / "patching")
-    return found
+    analysis.memories(lm, tokens_NL, top=12).save(result / "memories")
+    analysis.lens(lm, tokens_NL[:, -10:]).save(result / "lens")
+    analysis.patching(lm, clean_BL, corrupted_BL, sites=("feed_forward.out",)).save(result / "patching")
+    return result
 
 
 def pages(folder) -> list:

@@ -37,22 +37,22 @@ def test_a_key_that_no_query_selects(hidden):
     params["embed"]["table"][5] = np.eye(6, 8)[:4].mean(0) if hidden else np.eye(8)[7]
     params["blocks"]["main"]["attention"]["key"]["kernel"][0, :, 0] = np.eye(8)
     tokens_NL = np.array([[0, 1, 2, 3, 4, 5], [5, 4, 3, 2, 1, 0], [0, 1, 2, 4, 4, 5]])  # without token 3 it is selectable
-    found = analysis.norms(finished(config, params), tokens_NL).data
+    data = analysis.norms(finished(config, params), tokens_NL).data
     expected = [1 / 6, 1 / 6, 0] if hidden else [0, 0, 0]
-    np.testing.assert_allclose(found["hidden_keys_rows"][:, 0, 0], expected)
-    np.testing.assert_allclose(found["hidden_before_rows"][:, 0], expected)
+    np.testing.assert_allclose(data["hidden_keys_rows"][:, 0, 0], expected)
+    np.testing.assert_allclose(data["hidden_before_rows"][:, 0], expected)
 
 
 def test_the_lens_finds_the_memory_that_makes_the_prediction():
     """Key i writes token i + 1 for token i: without token 7 in the text, key 7 has no part."""
     counting_NL = (np.array([[8], [10]]) + np.arange(12)) % 24  # 8 to 21
-    found = analysis.lens(with_memory(), counting_NL).data
+    data = analysis.lens(with_memory(), counting_NL).data
     used = np.zeros(24, bool)
     used[counting_NL[:, :-1].ravel()] = True
-    keys = found["blocks.0.feed_forward.keys"]
+    keys = data["blocks.0.feed_forward.keys"]
     assert (keys[used] > 0.1).all() and (keys[~used] == 0).all()
-    np.testing.assert_array_equal(found["token"][0], counting_NL[0] + 1)
-    assert found["parts"][found["attribution"].argmax()] == "blocks.0.feed_forward"
+    np.testing.assert_array_equal(data["token"][0], counting_NL[0] + 1)
+    assert data["parts"][data["attribution"].argmax()] == "blocks.0.feed_forward"
     keys = analysis.lens(with_memory(seed=3), counting_NL).data["blocks.0.feed_forward.keys"]
     assert (keys[~used] != 0).any()
 
@@ -67,9 +67,9 @@ def test_memories_that_agree_on_a_token_that_is_the_first_of_none():
     first = (np.repeat(np.arange(V), 2) + np.tile([1, 2], V)) % V
     third = (np.repeat(np.arange(V), 2) + 3) % V
     feed_forward["down"]["kernel"][0] = np.eye(V)[first] + 0.9 * np.eye(V)[third]
-    found = analysis.memories(finished(config, params), np.random.default_rng(0).integers(V, size=(4, 12)), top=3).data
-    assert found["composed"][0] == 1.0 and found["written"][0] == 1.0 and found["active"][0] == pytest.approx(1 / V)
-    np.testing.assert_array_equal(found["blocks.0.feed_forward/value_tokens"][:, 0], first)
+    data = analysis.memories(finished(config, params), np.random.default_rng(0).integers(V, size=(4, 12)), top=3).data
+    assert data["composed"][0] == 1.0 and data["written"][0] == 1.0 and data["active"][0] == pytest.approx(1 / V)
+    np.testing.assert_array_equal(data["blocks.0.feed_forward/value_tokens"][:, 0], first)
 
 
 LAST = 18  # tokens 19 and 20 are apart
@@ -112,11 +112,11 @@ def test_the_memory_of_a_layout_with_a_planted_gain(layout, gain, share):
     elif gain:
         block["feed_forward_norm_out"]["gain"][0, 20] = 100.0
     tokens_NL = np.random.default_rng(0).integers(LAST + 1, size=(4, 12))
-    found = analysis.memories(finished(config, params), tokens_NL, top=3).data
-    assert {name: found[name][0] for name in share} == share and found["third"][0] == 0
-    place = found["places"][0]
+    data = analysis.memories(finished(config, params), tokens_NL, top=3).data
+    assert {name: data[name][0] for name in share} == share and data["third"][0] == 0
+    place = data["places"][0]
     token_K = 20 if gain and gain.endswith("out") else (np.arange(V) + 1) % V
-    np.testing.assert_array_equal(found[f"{place}/value_tokens"][: LAST + 1, 0], np.broadcast_to(token_K, V)[: LAST + 1])
+    np.testing.assert_array_equal(data[f"{place}/value_tokens"][: LAST + 1, 0], np.broadcast_to(token_K, V)[: LAST + 1])
 
 
 def test_the_tuned_lens_undoes_a_change_of_basis(monkeypatch):
@@ -133,18 +133,18 @@ def test_the_tuned_lens_undoes_a_change_of_basis(monkeypatch):
     feed_forward["down"]["kernel"][1] = np.concatenate([change_DD, -change_DD])
     monkeypatch.setattr(import_module("xfresearch.analysis.tuned_lens"), "RATE", 0.03)
     tokens_NL, training = rng.integers(V, size=(4, 16)), rng.integers(V, size=(64, 16))
-    found = analysis.tuned_lens(finished(config, params), tokens_NL, steps=300, training=training).data
-    assert found["divergence"][0] > 5 and found["tuned_divergence"][0] < 0.1
-    likeness = [np.corrcoef(found["matrix"][0].ravel(), each.ravel())[0, 1] for each in (change_DD, change_DD.T)]
+    data = analysis.tuned_lens(finished(config, params), tokens_NL, steps=300, training=training).data
+    assert data["divergence"][0] > 5 and data["tuned_divergence"][0] < 0.1
+    likeness = [np.corrcoef(data["matrix"][0].ravel(), each.ravel())[0, 1] for each in (change_DD, change_DD.T)]
     assert likeness[0] > 0.9 and likeness[1] < 0.7
-    assert found["divergence"][1] == pytest.approx(0, abs=1e-6) and np.abs(found["matrix"][1]).max() < 0.05
+    assert data["divergence"][1] == pytest.approx(0, abs=1e-6) and np.abs(data["matrix"][1]).max() < 0.05
 
 
 def test_an_induction_head_has_all_of_its_weight_there():
-    found = analysis.attention(with_heads(), np.random.default_rng(1).integers(24, size=(2, 24))).data
+    data = analysis.attention(with_heads(), np.random.default_rng(1).integers(24, size=(2, 24))).data
     # The first token looks at itself instead of a previous one, so the second one is not the only one after it.
-    assert found["induction"][1, 0] == pytest.approx(23 / 24, abs=1e-3)
-    assert np.delete(found["induction"].ravel(), 2).max() < 0.2
+    assert data["induction"][1, 0] == pytest.approx(23 / 24, abs=1e-3)
+    assert np.delete(data["induction"].ravel(), 2).max() < 0.2
 
 
 def test_the_path_between_two_heads_of_induction():
@@ -160,7 +160,7 @@ def test_the_path_between_two_heads_of_induction():
         logits = np.asarray(with_heads()(prompt))[0, -1]
         return logits[answers[0]] - logits[answers[1]]
 
-    found = paths(with_heads(), clean, other_head, "blocks.1.attention", answers)
-    assert metric(clean) > metric(other_head) + 0.5 and found[0, 0] == pytest.approx(metric(clean), abs=0.02)
-    found = paths(with_heads(), clean, other_value, "blocks.1.attention", answers)
-    assert metric(clean) > metric(other_value) + 0.5 and found[0, 0] == pytest.approx(metric(other_value), abs=0.02)
+    effect_NC = paths(with_heads(), clean, other_head, "blocks.1.attention", answers)
+    assert metric(clean) > metric(other_head) + 0.5 and effect_NC[0, 0] == pytest.approx(metric(clean), abs=0.02)
+    effect_NC = paths(with_heads(), clean, other_value, "blocks.1.attention", answers)
+    assert metric(clean) > metric(other_value) + 0.5 and effect_NC[0, 0] == pytest.approx(metric(other_value), abs=0.02)

@@ -70,16 +70,16 @@ def counts(layout: str) -> LanguageModel:
 
 @all_attention
 def test_the_head_of_the_previous_token(layout):
-    found = analysis.attention(copies_the_previous_token(layout, 0), TOKENS_NL).data
+    data = analysis.attention(copies_the_previous_token(layout, 0), TOKENS_NL).data
     slots, after_first = V * (layout == "all_attention"), np.arange(1, L)
     others = {(0, 1), (1, 0), (1, 1)}
     even = {"previous": (1 / (after_first + 1 + slots)).mean(), "entropy": np.log(after_first + 1 + slots).mean()}
     even |= {"first": even["previous"], "self": even["previous"]} | ({"slots": (slots / (after_first + 1 + slots)).mean()})
     planted = {"previous": 1, "first": 1 / (L - 1), "self": 0, "distance": 1, "entropy": 0, "slots": 0, "copying": 1}
     for name in (planted if slots else planted.keys() - {"slots"}):
-        assert found[name][0, 0] == pytest.approx(planted[name], abs=1e-5), name
+        assert data[name][0, 0] == pytest.approx(planted[name], abs=1e-5), name
         for place in others if name in even else ():
-            assert found[name][place] == pytest.approx(even[name], rel=1e-5), name
+            assert data[name][place] == pytest.approx(even[name], rel=1e-5), name
 
 
 @post_norm
@@ -87,18 +87,18 @@ def test_the_layer_that_makes_the_prediction(layout):
     """The stream after layer 0 is the token, and that after layer 1 the next one. Only keys of tokens in the text count."""
     counting_NL = np.array([[1], [2]]) + np.arange(7)
     lm = counts(layout)
-    found, logits_NLV = analysis.lens(lm, counting_NL).data, np.asarray(lm(counting_NL))[:, :-1]
+    data, logits_NLV = analysis.lens(lm, counting_NL).data, np.asarray(lm(counting_NL))[:, :-1]
     own_NL = np.take_along_axis(logits_NLV, counting_NL[:, 1:, None], -1)[..., 0]
-    assert found["attribution"].sum() == pytest.approx((own_NL - logits_NLV.mean(-1)).mean(), rel=1e-4)
-    np.testing.assert_array_equal(found["token"], [counting_NL[0], counting_NL[0] + 1])
-    np.testing.assert_array_equal(found["agreement"], [0, 1])
-    assert found["divergence"][1] == pytest.approx(0, abs=1e-6) and found["divergence"][0] > 1
+    assert data["attribution"].sum() == pytest.approx((own_NL - logits_NLV.mean(-1)).mean(), rel=1e-4)
+    np.testing.assert_array_equal(data["token"], [counting_NL[0], counting_NL[0] + 1])
+    np.testing.assert_array_equal(data["agreement"], [0, 1])
+    assert data["divergence"][1] == pytest.approx(0, abs=1e-6) and data["divergence"][0] > 1
     place = "blocks.1.attention" if layout == "all_attention" else "blocks.1.feed_forward"
-    parts = dict(zip(found["parts"], found["attribution"], strict=True))
+    parts = dict(zip(data["parts"], data["attribution"], strict=True))
     best = max(parts, key=parts.get)
     assert best.startswith(place) and parts[best] > 1
     assert all(abs(value) < 1e-4 for part, value in parts.items() if part not in (best, "embed"))
-    keys = found[f"{place}.keys"][:V]
+    keys = data[f"{place}.keys"][:V]
     used = np.isin(np.arange(V), counting_NL[:, :-1])
     assert (keys[used] > 0.05).all() and np.abs(keys[~used]).max() < 1e-4
     assert keys.sum() == pytest.approx(parts[best], rel=1e-4)
@@ -111,17 +111,17 @@ def test_the_place_of_a_copy(layout):
     layer 1 on, whose attention moves it."""
     lm, clean = copies_the_previous_token(layout, 1), np.array([[1, 2, 3, 4]])
     corrupted = np.array([[1, 2, 5, 4]])
-    found = analysis.patching(lm, clean, corrupted, (3, 5)).data
-    assert found["clean"] == pytest.approx(-found["corrupted"]) and found["clean"] > 1
+    data = analysis.patching(lm, clean, corrupted, (3, 5)).data
+    assert data["clean"] == pytest.approx(-data["corrupted"]) and data["clean"] > 1
     last = "attention" if layout == "all_attention" else "feed_forward"
     expected = {f"{last}.residual": [[0, 0, 1, 0], [0, 0, 0, 1]], "attention.out": [[0, 0, 0, 0], [0, 0, 0, 1]]}
     expected |= {} if layout == "all_attention" else {"feed_forward.out": np.zeros((2, 4))}
     for site, effect_NL in expected.items():
-        np.testing.assert_allclose(found[site], effect_NL, atol=1e-5, err_msg=site)
-    to_head = np.zeros(found["paths"].shape)
+        np.testing.assert_allclose(data[site], effect_NL, atol=1e-5, err_msg=site)
+    to_head = np.zeros(data["paths"].shape)
     to_head[1, 0] = 1
-    np.testing.assert_allclose(found["paths"], to_head, atol=1e-5)
-    to_layer = (paths(lm, clean, corrupted, "blocks.1.attention", (3, 5)) - found["corrupted"]) / found["clean"] / 2
+    np.testing.assert_allclose(data["paths"], to_head, atol=1e-5)
+    to_layer = (paths(lm, clean, corrupted, "blocks.1.attention", (3, 5)) - data["corrupted"]) / data["clean"] / 2
     np.testing.assert_allclose(to_layer, np.where(np.arange(2)[:, None] < 1, 0, np.nan) + 0 * to_head, atol=1e-5)
 
 
@@ -130,14 +130,14 @@ def test_where_a_copied_token_is_recalled(layout):
     """The subject is the token before the last: its stream restores it before the copy in layer 1, and the last after it."""
     noise = 10 * np.random.default_rng(1).standard_normal((2, L, D))
     prompt = Prompt((1, 2, 3, 4), 2, 2, (3,))
-    (found,) = effects(copies_the_previous_token(layout, 1), [prompt], 1, lambda number, length, width: noise)
-    assert found.clean > 0.5 and found.corrupted < 0.5 * found.clean
-    none = [found.corrupted] * 2
+    (traced,) = effects(copies_the_previous_token(layout, 1), [prompt], 1, lambda number, length, width: noise)
+    assert traced.clean > 0.5 and traced.corrupted < 0.5 * traced.clean
+    none = [traced.corrupted] * 2
     expected = {"stream": [none, none], "attention": [none, none], "feed_forward": [none, none], "slots": [none, none]}
-    expected = {value: np.array(rows) for value, rows in expected.items() if value in found.restored}
-    expected["stream"][[0, 1], [0, 1]] = expected["attention"][1, 1] = found.clean
+    expected = {value: np.array(rows) for value, rows in expected.items() if value in traced.restored}
+    expected["stream"][[0, 1], [0, 1]] = expected["attention"][1, 1] = traced.clean
     for value, p_NL in expected.items():
-        np.testing.assert_allclose(found.restored[value][:, 2:], p_NL, rtol=1e-4, err_msg=value)
+        np.testing.assert_allclose(traced.restored[value][:, 2:], p_NL, rtol=1e-4, err_msg=value)
 
 
 @pytest.mark.parametrize("layout", daily(("pre_norm", "post_norm"), LAYOUTS))
@@ -153,16 +153,16 @@ def test_keys_and_angles_that_a_norm_changes(layout):
     params["embed"]["table"][:6] = units_ID
     params["embed"]["table"][5] = units_ID[:4].mean(0)
     params["embed"]["table"][6] = units_ID[5]
-    found = analysis.norms(finished(config, params), np.array([[0, 1, 2, 3, 4, 5], [0, 1, 2, 3, 4, 6]])).data
+    data = analysis.norms(finished(config, params), np.array([[0, 1, 2, 3, 4, 5], [0, 1, 2, 3, 4, 6]])).data
     raw, normed = (1 / 6, angle), (0, 90.0)
     in_stream = {"post_norm": (raw, normed), "all_attention": (raw, normed)}.get(layout, (raw, raw))
     in_layer = (normed, normed) if layout == "pre_norm" else in_stream
     for name, expected in (("before", in_stream), ("after", in_layer)):
-        np.testing.assert_allclose(found[f"hidden_{name}_rows"][0], [hidden for hidden, _ in expected])
-        np.testing.assert_allclose(found[f"hidden_{name}_rows"][1], 0)
-        np.testing.assert_allclose(found[f"angle_{name}_rows"][1], [degrees for _, degrees in expected], atol=0.01)
+        np.testing.assert_allclose(data[f"hidden_{name}_rows"][0], [hidden for hidden, _ in expected])
+        np.testing.assert_allclose(data[f"hidden_{name}_rows"][1], 0)
+        np.testing.assert_allclose(data[f"angle_{name}_rows"][1], [degrees for _, degrees in expected], atol=0.01)
     along = [np.cos(np.radians(degrees)) ** 2 for _, degrees in in_stream]
-    np.testing.assert_allclose(found["projected_rows"][1], along, atol=1e-4)
+    np.testing.assert_allclose(data["projected_rows"][1], along, atol=1e-4)
 
 
 @pytest.mark.parametrize("layout", daily(("output_norm",), SUBLAYERS))
@@ -176,13 +176,13 @@ def test_routers_by_token_and_always_the_same(layout):
     router_NDE[0, :V] = 100 * np.eye(E)[np.arange(V) % E]
     router_NDE[1, :V, 2] = 100
     tokens_NL = np.tile(np.arange(2 * V).reshape(3, L) % V, (40, 1))
-    found = analysis.routing(finished(config, params), tokens_NL).data
-    np.testing.assert_allclose(found["load"], [[1 / 4] * 4, [0, 0, 1, 0]])
-    np.testing.assert_allclose(found["mass"], found["load"], atol=1e-6)
-    np.testing.assert_allclose(found["busiest"], [1, E])
-    np.testing.assert_allclose(found["together"], [np.eye(E), np.diag([0, 0, 1, 0])])
-    assert np.abs(found["entropy"]).max() < 1e-6 and np.allclose(found["margin"], 1)
-    assert found["by_token"] == pytest.approx([2, 0], abs=0.05)  # bits, less what is found by chance
+    data = analysis.routing(finished(config, params), tokens_NL).data
+    np.testing.assert_allclose(data["load"], [[1 / 4] * 4, [0, 0, 1, 0]])
+    np.testing.assert_allclose(data["mass"], data["load"], atol=1e-6)
+    np.testing.assert_allclose(data["busiest"], [1, E])
+    np.testing.assert_allclose(data["together"], [np.eye(E), np.diag([0, 0, 1, 0])])
+    assert np.abs(data["entropy"]).max() < 1e-6 and np.allclose(data["margin"], 1)
+    assert data["by_token"] == pytest.approx([2, 0], abs=0.05)  # bits, less what is found by chance
 
 
 @pytest.mark.long
@@ -193,15 +193,15 @@ def test_features_are_the_tokens_of_a_memory(layout):
     lm, rng = counts(layout), np.random.default_rng(3)
     tap = "blocks.1.attention.out" if layout == "all_attention" else "blocks.1.feed_forward.out"
     tokens_NL, training = rng.integers(V, size=(16, L)), rng.integers(V, size=(32, L))
-    found = analysis.features(lm, tokens_NL, tap=tap, sizes=(2 * V,), k=1, steps=400, training=training).data
-    assert found["unexplained"][0] < 0.02 and found["recovered"][0] > 0.95
-    used = np.flatnonzero(found[f"{2 * V}/frequency"] > 0)
+    data = analysis.features(lm, tokens_NL, tap=tap, sizes=(2 * V,), k=1, steps=400, training=training).data
+    assert data["unexplained"][0] < 0.02 and data["recovered"][0] > 0.95
+    used = np.flatnonzero(data[f"{2 * V}/frequency"] > 0)
     triggered = {}
     for feature in used:
-        at_T = found[f"{2 * V}/triggers"][feature]
+        at_T = data[f"{2 * V}/triggers"][feature]
         tokens = set(tokens_NL.ravel()[at_T[at_T >= 0]])
         assert len(tokens) == 1, feature
         triggered[feature] = tokens.pop()
-        assert found[f"{2 * V}/value_tokens"][feature, 0] == (triggered[feature] + 1) % V
+        assert data[f"{2 * V}/value_tokens"][feature, 0] == (triggered[feature] + 1) % V
     others = set(range(V)) - set(triggered.values())
-    assert others <= {(int(found[f"{2 * V}/decoder_bias_E"].argmax()) - 1) % V}
+    assert others <= {(int(data[f"{2 * V}/decoder_bias_E"].argmax()) - 1) % V}

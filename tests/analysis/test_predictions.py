@@ -29,31 +29,31 @@ def test_features(layout, form, x64):
     p = figures.Pass.of(lm.config, lm.params, TOKENS_NL)
     taps = ("blocks.0.attention.in", f"{p.ends[1]}.out") if form in ("slots", "experts") else 2 * (f"{p.ends[0]}.residual",)
     options = {"sizes": (F,), "k": 4, "steps": 2, "training": TRAINING_NL}
-    found = analysis.features(lm, TOKENS_NL, tap=taps[0], target=taps[1], **options).data
+    data = analysis.features(lm, TOKENS_NL, tap=taps[0], target=taps[1], **options).data
     of_training = figures.Pass.of(lm.config, lm.params, TRAINING_NL)
     mean_E = predictions.of_tokens(of_training, taps[1]).mean((0, 1))
     parts = ("encoder_DF", "encoder_bias_F", "decoder_FE", "decoder_bias_E", "threshold_F")
-    expected = predictions.features(p, taps, {part: found[f"{F}/{part}"] for part in parts}, mean_E)
+    expected = predictions.features(p, taps, {part: data[f"{F}/{part}"] for part in parts}, mean_E)
     f_TF = expected["coefficients"].reshape(-1, F)
     assert 0 < (f_TF > 0).sum() < f_TF.size
     rows = {"l0": "l0_rows", "error": "error_rows", "replaced": "replaced_loss", "variance": "variance_rows"}
     for name, given in (rows | {"loss": "loss", "ablated": "ablated_loss"}).items():
-        assert relative_error(found[given].ravel(), expected[name]) < CLOSE, name
-    assert found["l0"][0] == pytest.approx((f_TF > 0).sum(1).mean(), rel=CLOSE)
-    assert found["dead"][0] == (~(f_TF > 0).any(0)).mean()
-    assert found["unexplained"][0] == pytest.approx(expected["error"].sum() / expected["variance"].sum(), rel=CLOSE)
+        assert relative_error(data[given].ravel(), expected[name]) < CLOSE, name
+    assert data["l0"][0] == pytest.approx((f_TF > 0).sum(1).mean(), rel=CLOSE)
+    assert data["dead"][0] == (~(f_TF > 0).any(0)).mean()
+    assert data["unexplained"][0] == pytest.approx(expected["error"].sum() / expected["variance"].sum(), rel=CLOSE)
     kept, whole = (expected["ablated"].sum() - expected[name].sum() for name in ("replaced", "loss"))
-    assert found["recovered"][0] == pytest.approx(kept / whole, rel=CLOSE)
-    np.testing.assert_allclose(found[f"{F}/frequency"], (f_TF > 0).mean(0), rtol=CLOSE)
+    assert data["recovered"][0] == pytest.approx(kept / whole, rel=CLOSE)
+    np.testing.assert_allclose(data[f"{F}/frequency"], (f_TF > 0).mean(0), rtol=CLOSE)
     best_FT = np.sort(f_TF, 0)[::-1].T
-    count = min(best_FT.shape[1], found[f"{F}/coefficients"].shape[1])
-    np.testing.assert_allclose(found[f"{F}/coefficients"][:, :count], best_FT[:, :count], rtol=CLOSE, atol=CLOSE)
-    at_FT = found[f"{F}/triggers"][:, :count]
+    count = min(best_FT.shape[1], data[f"{F}/coefficients"].shape[1])
+    np.testing.assert_allclose(data[f"{F}/coefficients"][:, :count], best_FT[:, :count], rtol=CLOSE, atol=CLOSE)
+    at_FT = data[f"{F}/triggers"][:, :count]
     picked_FT = np.where(at_FT >= 0, np.take_along_axis(f_TF.T, at_FT, 1), 0)
     np.testing.assert_allclose(picked_FT, best_FT[:, :count], rtol=CLOSE, atol=CLOSE)
     if layout != "resi_dual":
-        words_F = p.logits(np.asarray(found[f"{F}/decoder_FE"], np.float64)).argmax(-1)
-        np.testing.assert_array_equal(found[f"{F}/value_tokens"][:, 0], words_F)
+        words_F = p.logits(np.asarray(data[f"{F}/decoder_FE"], np.float64)).argmax(-1)
+        np.testing.assert_array_equal(data[f"{F}/value_tokens"][:, 0], words_F)
 
 
 @one_layout
@@ -62,14 +62,14 @@ def test_recall(layout, form, x64):
     lm = LanguageModel(lm.config, lm.params, ByteTokenizer(), lm.run)
     for text, object_ in ((prompt, fact.object) for fact in FACTS for prompt in fact.prompts):
         assert lm.tokenizer.encode(f"{text} {object_}".encode()).max() < lm.config.vocab_size
-    found = analysis.recall(lm, FACTS).data
+    data = analysis.recall(lm, FACTS).data
     for number, fact in enumerate(FACTS):
         for prompts, name in ((fact.prompts, ""), (fact.held_out, "_held_out")):
             rows = [(f"{text} {fact.object}".encode(), len(text)) for text in prompts]
             each = [predictions.recalled(lm.config, lm.params, list(row), start) for row, start in rows]
             recalled, probability = np.mean(each, 0)
-            assert found[f"recalled{name}"][number] == recalled
-            assert found[f"probability{name}"][number] == pytest.approx(probability, rel=CLOSE)
+            assert data[f"recalled{name}"][number] == recalled
+            assert data[f"probability{name}"][number] == pytest.approx(probability, rel=CLOSE)
 
 
 @pytest.mark.parametrize("layout, form", daily(DAILY[-1:], CASES))
@@ -81,9 +81,9 @@ def test_paths_to_a_sublayer(layout, form, x64):
     last = len(senders) // lm.config.depth
     for receiver in senders[-last:]:
         before = senders[: senders.index(receiver)]
-        found = paths(lm, *rows, receiver, (7, 9))
+        effect_NC = paths(lm, *rows, receiver, (7, 9))
         for number, sender in enumerate(senders):
-            given = found.ravel()[number]
+            given = effect_NC.ravel()[number]
             if sender not in before:
                 assert np.isnan(given)
                 continue

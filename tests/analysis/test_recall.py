@@ -59,11 +59,11 @@ def test_it_is_that_of_a_loop_over_prompts(name):
     lm = tiny_model(name)
     prompts = ["Aa is", "in the city of Bbb they say that it is", "x", "Cc Dd has a very long first name and is"]
     objects = ["Ee", "Ffff", "a longer object", "é"]
-    found = score(lm, prompts, objects)
+    result = score(lm, prompts, objects)
     for number, (prompt, object_) in enumerate(zip(prompts, objects, strict=True)):
         right, log_probability = slow(lm, prompt, object_)
-        assert found.recalled[number] == right
-        assert found.log_probability[number] == pytest.approx(log_probability, rel=1e-4, abs=1e-3)
+        assert result.recalled[number] == right
+        assert result.log_probability[number] == pytest.approx(log_probability, rel=1e-4, abs=1e-3)
 
 
 @pytest.mark.parametrize("layout", daily(("pre_norm",), ("pre_norm", "post_norm", "output_norm", "all_attention")))
@@ -71,22 +71,22 @@ def test_a_planted_model_recalls_what_it_says_to_the_last_token(layout):
     lm = planted("Xyz", layout)
     known = [fact("Xyz"), fact("Xy", "Bb"), fact("Xq", "Cc"), fact("X", "Dd", "other"), fact("Yyz", "Ee", "other")]
     assert score(lm, ["Aa is"] * 5, [each.object for each in known]).recalled.tolist() == [True, True, False, True, False]
-    found = analysis.recall(lm, known)
-    np.testing.assert_array_equal(found.data["recalled"], [1, 1, 0, 1, 0])
-    np.testing.assert_array_equal(found.data["recalled_held_out"], [1, 1, 0, 1, 0])
-    np.testing.assert_array_equal(found.data["relation"], [0, 0, 0, 1, 1])
-    assert found.data["probability"][[0, 2]] == pytest.approx([1.0, 0.0], abs=1e-3)
-    assert found.summary["recalled"][0] == found.summary["recalled held out"][0] == 0.6
-    first, second = found.tables[0].rows
+    result = analysis.recall(lm, known)
+    np.testing.assert_array_equal(result.data["recalled"], [1, 1, 0, 1, 0])
+    np.testing.assert_array_equal(result.data["recalled_held_out"], [1, 1, 0, 1, 0])
+    np.testing.assert_array_equal(result.data["relation"], [0, 0, 0, 1, 1])
+    assert result.data["probability"][[0, 2]] == pytest.approx([1.0, 0.0], abs=1e-3)
+    assert result.summary["recalled"][0] == result.summary["recalled held out"][0] == 0.6
+    first, second = result.tables[0].rows
     assert first[:3] == ("r", 3, 0.6667) and first[-1] == 0.3333 and second[:3] == ("other", 2, 0.5)
 
 
 def test_figures_of_a_fact_are_means_over_its_prompts_of_each_kind():
     lm = planted("Xyz")
     known = [Fact("Aa", "r", "Xyz", ("Aa is", "Aa", "Aas"), ("Aa was", "Aa, that"))]
-    found = analysis.recall(lm, known)
-    assert found.data["recalled"] == pytest.approx([2 / 3]) and found.data["recalled_held_out"] == [0.5]
-    assert found.data["probability"] == pytest.approx([2 / 3], abs=0.01)
+    result = analysis.recall(lm, known)
+    assert result.data["recalled"] == pytest.approx([2 / 3]) and result.data["recalled_held_out"] == [0.5]
+    assert result.data["probability"] == pytest.approx([2 / 3], abs=0.01)
 
 
 def test_more_facts_than_a_batch_and_an_order_of_lengths():
@@ -97,8 +97,8 @@ def test_more_facts_than_a_batch_and_an_order_of_lengths():
 
 
 def test_a_random_model_knows_nothing():
-    found = analysis.recall(tiny_model("all_attention"), facts()[::80])
-    assert found.summary["recalled"] == found.summary["recalled held out"] == (0.0, 0.0)
+    result = analysis.recall(tiny_model("all_attention"), facts()[::80])
+    assert result.summary["recalled"] == result.summary["recalled held out"] == (0.0, 0.0)
 
 
 def test_mistakes_are_one_line():
@@ -146,5 +146,5 @@ def test_the_tiny_config_learns_facts_and_not_only_sentences(tmp_path):
     corpus = f"--config.data.corpus=('facts:{tmp_path}',)"
     arguments = ["--config", "configs/facts.py:tiny", corpus, f"--config.data.cache_dir={tmp_path}/cache"]
     train_main([*arguments, "--config.steps=1500", f"--workdir={tmp_path}/run"])
-    found = analysis.recall(xf.load(tmp_path / "run"))
-    assert found.summary["recalled"][0] > 0.95 and found.summary["recalled held out"][0] > 0.8, found.summary
+    actual = analysis.recall(xf.load(tmp_path / "run"))
+    assert actual.summary["recalled"][0] > 0.95 and actual.summary["recalled held out"][0] > 0.8, actual.summary

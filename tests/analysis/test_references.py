@@ -26,7 +26,7 @@ def values(lm) -> dict:
 
 
 def test_induction_and_duplicates_on_repeated_tokens(lm):
-    found = analysis.attention(lm, TOKENS_NL).data
+    data = analysis.attention(lm, TOKENS_NL).data
     tokens_BL = repeated(lm, 6)
     assert all(len(set(row[:6])) == 6 and (row[:6] == row[6:]).all() for row in tokens_BL)
     for layer in range(lm.config.depth):
@@ -37,8 +37,8 @@ def test_induction_and_duplicates_on_repeated_tokens(lm):
                 (last,) = [s for s in range(n) if row[s] == row[n]]
                 duplicate.append(w_BHLS[b, :, n, last])
                 induction.append(w_BHLS[b, :, n, last + 1])
-        np.testing.assert_allclose(found["induction"][layer], np.mean(induction, 0), rtol=CLOSE)
-        np.testing.assert_allclose(found["duplicate"][layer], np.mean(duplicate, 0), rtol=CLOSE)
+        np.testing.assert_allclose(data["induction"][layer], np.mean(induction, 0), rtol=CLOSE)
+        np.testing.assert_allclose(data["duplicate"][layer], np.mean(duplicate, 0), rtol=CLOSE)
 
 
 def test_effective_rank_and_signs_of_eigenvalues():
@@ -49,27 +49,27 @@ def test_effective_rank_and_signs_of_eigenvalues():
     block = np.zeros((4, 4))
     block[0, 0], block[1, 1], block[2:, 2:] = 2.0, -1.0, [[3, -4], [4, 3]]
     basis = np.random.default_rng(4).standard_normal((4, 4))
-    found = positive_share(basis @ block @ np.linalg.inv(basis))
-    assert found == pytest.approx(np.real(eigenvalues).sum() / np.abs(eigenvalues).sum())
+    result = positive_share(basis @ block @ np.linalg.inv(basis))
+    assert result == pytest.approx(np.real(eigenvalues).sum() / np.abs(eigenvalues).sum())
 
 
 def test_routing():
     lm, others_NL = tiny_model("moe"), TOKENS_NL[:2] // 2
-    found = analysis.routing(lm, TOKENS_NL, corpora=[others_NL]).data
+    data = analysis.routing(lm, TOKENS_NL, corpora=[others_NL]).data
     tokens_NL = np.concatenate([TOKENS_NL, others_NL])
     values = references.recorded(lm, tokens_NL, ("router_logits", "chosen"))
     for layer in range(lm.config.depth):
         at = f"blocks.{layer}.feed_forward"
         p_NLE = np.exp(references.log_softmax(values[f"{at}.router_logits"]))
-        np.testing.assert_allclose(found["mass"][layer], p_NLE.mean((0, 1)), rtol=CLOSE)
+        np.testing.assert_allclose(data["mass"][layer], p_NLE.mean((0, 1)), rtol=CLOSE)
         chosen = values[f"{at}.chosen"].astype(int)
         for corpus, part in enumerate((chosen[:3], chosen[3:])):
             load = [(part == expert).mean() for expert in range(p_NLE.shape[-1])]
-            np.testing.assert_allclose(found["corpus_load"][corpus, layer], load)
+            np.testing.assert_allclose(data["corpus_load"][corpus, layer], load)
         first = chosen[..., 0].ravel()
         pairs = {"by_token": tokens_NL, "by_position": [[n * 8 // 12 for n in range(12)]] * 5}
         pairs["by_corpus"] = np.array([0, 0, 0, 1, 1])[:, None] * np.ones((1, 12), int)
         for name, b in pairs.items():
             b, rng = np.unique(b, return_inverse=True)[1].ravel(), np.random.default_rng(0)
             chance = np.mean([references.information(first, rng.permutation(b)) for _ in range(10)])
-            assert found[name][layer] == pytest.approx(references.information(first, b) - chance, abs=1e-9), name
+            assert data[name][layer] == pytest.approx(references.information(first, b) - chance, abs=1e-9), name

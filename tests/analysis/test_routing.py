@@ -19,7 +19,7 @@ TOKENS_NL = np.random.default_rng(0).integers(257, size=(4, 32))
 
 def test_equals_the_reference():
     lm = tiny_model("moe")
-    found = analysis.routing(lm, TOKENS_NL).data
+    data = analysis.routing(lm, TOKENS_NL).data
     sites = ("router_logits", "router_probabilities", "chosen")
     values = lm.capture(TOKENS_NL, [f"blocks.1.feed_forward.{site}" for site in sites])
     logits, scores, chosen = (np.asarray(value) for value in values.values())
@@ -36,11 +36,11 @@ def test_equals_the_reference():
             entropy.append(-(p * np.log(p)).sum())
             ranked = np.sort(scores[b, n])[::-1]
             margin.append(ranked[k - 1] - ranked[k])
-    np.testing.assert_allclose(found["load"][1], load / load.sum())
-    np.testing.assert_allclose(found["together"][1], together / np.maximum(np.diag(together)[:, None], 1))
-    assert found["busiest"][1] == pytest.approx(load.max() / load.sum() * E)
-    assert found["entropy"][1] == pytest.approx(np.mean(entropy), rel=1e-5)
-    assert found["margin"][1] == pytest.approx(np.mean(margin), rel=1e-4, abs=1e-6)
+    np.testing.assert_allclose(data["load"][1], load / load.sum())
+    np.testing.assert_allclose(data["together"][1], together / np.maximum(np.diag(together)[:, None], 1))
+    assert data["busiest"][1] == pytest.approx(load.max() / load.sum() * E)
+    assert data["entropy"][1] == pytest.approx(np.mean(entropy), rel=1e-5)
+    assert data["margin"][1] == pytest.approx(np.mean(margin), rel=1e-4, abs=1e-6)
 
 
 DAILY = [("sigmoid", "bias", 2)]  # the reference has a softmax and no bias
@@ -56,10 +56,10 @@ def test_figures_are_the_statistics_of_training(scores, balance, top_k):
         layer["router_bias"] = 0.5 * jnp.arange(16.0).reshape(2, 8)[:, ::-1] * jnp.array([[1.0], [-1.0]])
     sums = forward(lm.config, lm.params, jnp.asarray(TOKENS_NL))[1].statistics["main"]
     expected = {name: np.asarray(value).sum(1) / TOKENS_NL.size for name, value in sums.items()}
-    found = analysis.routing(lm, TOKENS_NL).data
+    data = analysis.routing(lm, TOKENS_NL).data
     for name in ("mass", "entropy", "margin"):
-        np.testing.assert_allclose(found[name], expected[f"router_{name}"], rtol=1e-4, atol=1e-6, err_msg=name)
-    np.testing.assert_allclose(found["load"], expected["router_load"] / top_k, atol=1e-6)
+        np.testing.assert_allclose(data[name], expected[f"router_{name}"], rtol=1e-4, atol=1e-6, err_msg=name)
+    np.testing.assert_allclose(data["load"], expected["router_load"] / top_k, atol=1e-6)
     panel = Panel(lm.config, TOKENS_NL)(lm.params)
     np.testing.assert_allclose(panel["router_entropy"], expected["router_entropy"], rtol=1e-4)
 
@@ -76,8 +76,8 @@ def test_a_planted_router_of_token_ids_is_found_and_a_random_one_is_not():
     router["kernel"] = jnp.broadcast_to(jnp.asarray(20 * vectors.T, jnp.float32), router["kernel"].shape)
     ours = LanguageModel(lm.config, params, None, lm.run)
     tokens_NL = TOKENS_NL % 16  # few ids: each occurs often enough
-    found, without = (analysis.routing(each, tokens_NL).data["by_token"][0] for each in (ours, lm))
-    assert found > 0.75 * np.log2(E) and without < 0.6 * found
+    actual, without = (analysis.routing(each, tokens_NL).data["by_token"][0] for each in (ours, lm))
+    assert actual > 0.75 * np.log2(E) and without < 0.6 * actual
     even_NL = tokens_NL // 2 * 2
     of_corpora = [analysis.routing(ours, even_NL, corpora=[even_NL + other]) for other in (1, 0)]
     one, none = (each.data["by_corpus"][0] for each in of_corpora)
@@ -109,6 +109,6 @@ def test_kept_choices():
 
 def test_dropped_choices_are_counted():
     lm = tiny_model("moe", model__blocks__main__feed_forward__moe__capacity=0.25)
-    found = analysis.routing(lm, TOKENS_NL).data["dropped"]
+    actual = analysis.routing(lm, TOKENS_NL).data["dropped"]
     dropped = np.asarray(lm.capture(TOKENS_NL, "blocks.0.feed_forward.dropped")["blocks.0.feed_forward.dropped"])
-    assert found[0] == pytest.approx(dropped.mean()) and dropped.any()
+    assert actual[0] == pytest.approx(dropped.mean()) and dropped.any()

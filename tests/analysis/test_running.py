@@ -27,8 +27,8 @@ def test_rows_that_cannot_be_measured_are_refused(name, tmp_path):
 
 @pytest.mark.parametrize("name", ["attention", "lens", "memories", "norms", "routing"])
 def test_two_tokens_are_enough(name):
-    found = ANALYSES[name].run(tiny_model("moe" if name == "routing" else "gpt2"), [[5, 6]])
-    assert np.isfinite([value for value, _ in found.summary.values()]).all()
+    result = ANALYSES[name].run(tiny_model("moe" if name == "routing" else "gpt2"), [[5, 6]])
+    assert np.isfinite([value for value, _ in result.summary.values()]).all()
 
 
 def test_sublayers_of_a_layer_have_figures_of_their_own():
@@ -38,9 +38,9 @@ def test_sublayers_of_a_layer_have_figures_of_their_own():
     changes = {f"model__blocks__main__{name}__{key}": value for name in names for key, value in experts.items()}
     lm = tiny_model("gpt2", model__blocks__main__layout="macaron", model__final_norm="none", **changes)
     tokens_NL = np.random.default_rng(0).integers(lm.config.vocab_size, size=(3, 6))
-    found = ANALYSES["routing"].run(lm, tokens_NL)
+    result = ANALYSES["routing"].run(lm, tokens_NL)
     paths = [f"blocks.{layer}.{name}" for layer in range(lm.config.depth) for name in names]
-    assert list(found.data["places"]) == paths == [row[0] for row in found.tables[0].rows]
+    assert list(result.data["places"]) == paths == [row[0] for row in result.tables[0].rows]
     taps = [f"{path}.router_probabilities" for path in paths]
     expected = [-(p * np.log(p)).sum(-1).mean() for p in map(np.asarray, lm.capture(tokens_NL, taps).values())]
-    np.testing.assert_allclose(found.data["entropy"], expected, rtol=1e-5)
+    np.testing.assert_allclose(result.data["entropy"], expected, rtol=1e-5)

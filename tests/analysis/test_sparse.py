@@ -37,8 +37,8 @@ def test_the_loss_is_that_of_the_definition(seed, dead):
     weights, x_TD, y_TE, dead_F = draw(seed)
     dead_F = dead_F & dead
     expected, f_TF, smallest = reference_loss({n: np.float64(w) for n, w in weights.items()}, x_TD, y_TE, dead_F)
-    found, (of_loss, lowest) = sparse.loss(weights, jnp.float32(x_TD), jnp.float32(y_TE), K, dead_F)
-    assert found == pytest.approx(expected, rel=1e-5) and lowest == pytest.approx(smallest, rel=1e-5)
+    result, (of_loss, lowest) = sparse.loss(weights, jnp.float32(x_TD), jnp.float32(y_TE), K, dead_F)
+    assert result == pytest.approx(expected, rel=1e-5) and lowest == pytest.approx(smallest, rel=1e-5)
     np.testing.assert_allclose(of_loss, f_TF, rtol=1e-5, atol=1e-6)
 
 
@@ -59,12 +59,12 @@ def test_the_largest_values_are_those_of_a_sort():
     rng = np.random.default_rng(0)
     for count in (1, 7, 60):
         z_TF = np.float32(np.maximum(rng.standard_normal((12, 10)), 0) * 10.0 ** rng.integers(-30, 30))
-        found, lowest = sparse.largest(jnp.asarray(z_TF), count)
+        result, lowest = sparse.largest(jnp.asarray(z_TF), count)
         expected, smallest = reference_largest(z_TF, count)
-        np.testing.assert_array_equal(found, expected)
+        np.testing.assert_array_equal(result, expected)
         assert lowest == smallest
-    found, lowest = sparse.largest(jnp.asarray([[0.0, 2.0, 3.0]]), 3)  # fewer are positive
-    np.testing.assert_array_equal(found, [[0.0, 2.0, 3.0]])
+    result, lowest = sparse.largest(jnp.asarray([[0.0, 2.0, 3.0]]), 3)  # fewer are positive
+    np.testing.assert_array_equal(result, [[0.0, 2.0, 3.0]])
     assert lowest == 0
 
 
@@ -86,17 +86,17 @@ def test_the_scale_is_in_the_weights():
     out = sparse.scale_of(y_TE)
     y_scaled_TE = np.where(z_TF > 0.4, z_TF, 0) @ w["decoder_FE"] + w["decoder_bias_E"]
     expected = y_scaled_TE / float(out.factor) + np.asarray(out.mean)
-    found = dictionary_of(state, x_TD, y_TE)
-    f_TF = np.asarray(sparse.encode(found, jnp.asarray(x_TD)))
+    result = dictionary_of(state, x_TD, y_TE)
+    f_TF = np.asarray(sparse.encode(result, jnp.asarray(x_TD)))
     np.testing.assert_array_equal(f_TF > 0, z_TF > 0.4)
     np.testing.assert_allclose(f_TF, np.where(z_TF > 0.4, z_TF, 0) / float(out.factor), atol=1e-5)
-    np.testing.assert_allclose(sparse.decode(found, f_TF), expected, atol=1e-5)
+    np.testing.assert_allclose(sparse.decode(result, f_TF), expected, atol=1e-5)
 
 
 def test_constant_activations_are_their_mean():
     x_TD = np.ones((8, D))
-    found = dictionary_of(sparse.start(0, D, F), x_TD, x_TD)
-    np.testing.assert_allclose(sparse.decode(found, sparse.encode(found, jnp.asarray(x_TD))), x_TD, atol=1e-6)
+    result = dictionary_of(sparse.start(0, D, F), x_TD, x_TD)
+    np.testing.assert_allclose(sparse.decode(result, sparse.encode(result, jnp.asarray(x_TD))), x_TD, atol=1e-6)
 
 
 def scaled(x_CTD):
@@ -132,8 +132,8 @@ def test_planted_directions_are_found_and_none_in_noise():
     state = trained(x_CTD, x_CTD, 64, 3)
     assert recovered(state, true_FD) > 0.97
     np.testing.assert_allclose(np.linalg.norm(state["weights"]["decoder_FE"], axis=1), 1, atol=1e-5)
-    found = sparse.folded(state, *2 * [sparse.scale_of(x_CTD)])
-    f_TF = np.asarray(sparse.encode(found, jnp.asarray(x_CTD[0])))
+    result = sparse.folded(state, *2 * [sparse.scale_of(x_CTD)])
+    f_TF = np.asarray(sparse.encode(result, jnp.asarray(x_CTD[0])))
     assert (f_TF > 0).sum(1).mean() == pytest.approx(3, abs=0.5)  # with the mean threshold, as many as in training
     noise = rng.standard_normal(x_CTD.shape)
     assert recovered(trained(noise, noise, 64, 3), true_FD) < 0.65

@@ -34,5 +34,5 @@ def test_a_token_without_text_is_a_number_for_readers_only(tokenizer):
 
 
 def test_classes_of_tokens_are_those_in_the_middle_of_a_text(tokenizer):
-    found = [CLASSES[number] for number in classes(tokenizer, 9)]
-    assert found == ["word", "letters", "space", "other", "other", "digits", "special", "special", "special"]
+    listed = [CLASSES[number] for number in classes(tokenizer, 9)]
+    assert listed == ["word", "letters", "space", "other", "other", "digits", "special", "special", "special"]

@@ -21,7 +21,7 @@ def test_class_of_a_text(text, name):
 def test_weights_of_classes_are_those_of_their_tokens():
     lm = tiny_model("all_attention")  # with slots: weights on tokens do not sum to 1
     tokens_NL = np.array([list(b"one 22, (3)"), list(b"x\n\ny = zzz;")])
-    found = analysis.attention(lm, tokens_NL).data
+    data = analysis.attention(lm, tokens_NL).data
     names = {"blocks.1.attention.weights"}
     (weights_BHLS,) = lm.capture(tokens_NL, names).values()
     of_byte = {name: [b for b in range(256) if class_of(chr(b)) == name and b < 128] for name in CLASSES}
@@ -33,8 +33,8 @@ def test_weights_of_classes_are_those_of_their_tokens():
                     if token in of_byte[name]:
                         total += float(np.asarray(weights_BHLS, np.float64)[b, head, 1:, s].sum())
             expected = total / (len(tokens_NL) * (tokens_NL.shape[1] - 1))
-            assert found["by_class"][1, head, number] == pytest.approx(expected, rel=1e-4, abs=1e-6), name
-    assert found["by_class"].sum(-1).max() < 1 and found["even_by_class"].sum() == pytest.approx(1)
+            assert data["by_class"][1, head, number] == pytest.approx(expected, rel=1e-4, abs=1e-6), name
+    assert data["by_class"].sum(-1).max() < 1 and data["even_by_class"].sum() == pytest.approx(1)
 
 
 @pytest.mark.parametrize("causal", [True, False])
@@ -42,17 +42,17 @@ def test_equal_weights(causal):
     tokens_NL = np.array([[0, 1, 1, 0]])
     weights = [[1 / 2, 1 / 2], [1 / 3, 2 / 3], [2 / 4, 2 / 4]] if causal else [[1 / 2, 1 / 2]] * 3
     class_V = np.array([CLASSES.index("space"), CLASSES.index("word")])
-    found = even(tokens_NL, class_V, causal)
-    np.testing.assert_allclose(found[class_V], np.mean(weights, 0))
-    assert found.sum() == pytest.approx(1)
+    result = even(tokens_NL, class_V, causal)
+    np.testing.assert_allclose(result[class_V], np.mean(weights, 0))
+    assert result.sum() == pytest.approx(1)
 
 
 def test_a_head_that_attends_to_spaces_is_found_and_no_other():
     tokens_NL = np.array([list(b"ab cd ef")])
     space_S = tokens_NL == ord(" ")
     received_BHS = np.stack([space_S / space_S.sum(), np.full(space_S.shape, 1 / space_S.size)], 1)
-    found = by_class(received_BHS, tokens_NL, classes(tiny_model("gpt2").tokenizer, 257))
-    assert found[0, CLASSES.index("space")] == 1 and found[1, CLASSES.index("space")] == pytest.approx(2 / 8)
+    result = by_class(received_BHS, tokens_NL, classes(tiny_model("gpt2").tokenizer, 257))
+    assert result[0, CLASSES.index("space")] == 1 and result[1, CLASSES.index("space")] == pytest.approx(2 / 8)
 
 
 def test_without_a_tokenizer_there_are_no_classes():

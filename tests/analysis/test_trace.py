@@ -28,15 +28,15 @@ def restored(lm, prompt, noise_SLD, site: str, window: range, position: int) -> 
     subject_L = (at_L >= prompt.first) & (at_L <= prompt.last)
     names = [f"blocks.{layer}.{site}" for layer in window if 0 <= layer < lm.config.depth]
     clean = lm.capture(np.array([prompt.tokens]), names) if names else {}
-    found = []
+    restored_F = []
     for noise_LD in noise_SLD:
         noise = jnp.asarray(noise_LD[: len(at_L)] * subject_L[:, None], jnp.float32)
         replace = {"embed": Patch(jnp.add, (noise,))}
         for name, value in clean.items():
             where = (at_L == position)[(None,) * (value.ndim - 2)]
             replace[name] = Patch(arguments=(value,), where=where)
-        found.append(probability(lm, prompt, replace))
-    return float(np.mean(found))
+        restored_F.append(probability(lm, prompt, replace))
+    return float(np.mean(restored_F))
 
 
 @pytest.mark.parametrize(
@@ -47,11 +47,11 @@ def test_effects_are_those_of_one_pass_for_each_place(name, changes):
     lm = tiny_model(name, **{f"model__{key}": value for key, value in changes.items()})
     prompts = [prompt_of(lm, record) for record in RECORDS[:2]]
     draw = normal(0, 0.5, samples=2)
-    found = effects(lm, prompts, 2, draw)
+    traced = effects(lm, prompts, 2, draw)
     sites = {"stream": "attention.residual", "attention": "attention.out", "slots": "attention.coefficients"}
     sites = sites if name == "all_attention" else SITES
-    assert set(found[0].restored) == set(sites)
-    for number, (prompt, each) in enumerate(zip(prompts, found, strict=True)):
+    assert set(traced[0].restored) == set(sites)
+    for number, (prompt, each) in enumerate(zip(prompts, traced, strict=True)):
         noise_SLD = draw(number, 16, lm.config.width)
         assert relative_error(each.clean, probability(lm, prompt)) < 10 * TOLERANCE["float32"]
         expected = restored(lm, prompt, noise_SLD, SITES["stream"], range(0), 0)
@@ -69,9 +69,9 @@ def test_restoring_the_whole_stream_restores_the_clean_run():
     """A fact whose subject is the last token: the stream there is all that the last layer's output depends on."""
     lm = tiny_model("gpt2")
     prompt = prompt_of(lm, RECORDS[2])
-    (found,) = effects(lm, [prompt], 1, normal(0, 5.0, samples=2))
-    assert found.restored["stream"][-1, -1] == pytest.approx(found.clean, rel=1e-5)
-    assert abs(found.corrupted - found.clean) > 0.01 * found.clean
+    (traced,) = effects(lm, [prompt], 1, normal(0, 5.0, samples=2))
+    assert traced.restored["stream"][-1, -1] == pytest.approx(traced.clean, rel=1e-5)
+    assert abs(traced.corrupted - traced.clean) > 0.01 * traced.clean
 
 
 def test_classes_of_tokens():
@@ -82,9 +82,9 @@ def test_classes_of_tokens():
     expected = [*[""] * prompt.first, "first subject", *["middle subject"] * 4, "last subject", "first after"]
     assert named == [*expected, *["further"] * (len(named) - len(expected) - 1), "last"]
     assert [CLASSES[n] for n in token_class(prompt_of(lm, RECORDS[2])) if n >= 0] == ["last subject"]
-    (found,) = effects(lm, [prompt], 1, normal(0, 1.0, samples=1))
-    (mean_NC,) = by_class([prompt], [found], "stream")
-    expected = (found.restored["stream"] - found.corrupted)[:, prompt.first + 1 : prompt.last].mean(1)
+    (traced,) = effects(lm, [prompt], 1, normal(0, 1.0, samples=1))
+    (mean_NC,) = by_class([prompt], [traced], "stream")
+    expected = (traced.restored["stream"] - traced.corrupted)[:, prompt.first + 1 : prompt.last].mean(1)
     np.testing.assert_allclose(mean_NC[:, 1], expected)
 
 
@@ -113,9 +113,9 @@ def test_only_known_facts_are_traced_and_the_result_has_pictures():
     with pytest.raises(UserError, match="the model predicts the object of none of the 2 facts"):
         trace(lm, RECORDS[1:])
     lm.params["embed"]["table"] = lm.params["embed"]["table"].at[32].set(3 * lm.params["embed"]["table"][likeliest])
-    found = trace(lm, RECORDS, count=1)
-    assert found.data["clean"].shape == (1,) and found.data["stream"].shape == (2, len(CLASSES))
-    assert len(found.figures()) == 6 and "total effect" in found.summary
+    result = trace(lm, RECORDS, count=1)
+    assert result.data["clean"].shape == (1,) and result.data["stream"].shape == (2, len(CLASSES))
+    assert len(result.figures()) == 6 and "total effect" in result.summary
 
 
 def test_prompts_that_are_longer_than_the_table_of_positions_are_refused():

@@ -15,27 +15,27 @@ TOKENS_NL = np.random.default_rng(0).integers(257, size=(6, 16))
 
 def test_without_steps_it_is_the_logit_lens():
     lm = tiny_model("gpt2")
-    found = analysis.tuned_lens(lm, TOKENS_NL, steps=1, training=TOKENS_NL[:1]).data
+    data = analysis.tuned_lens(lm, TOKENS_NL, steps=1, training=TOKENS_NL[:1]).data
     lens = analysis.lens(lm, TOKENS_NL).data
     for name in ("loss", "agreement", "divergence"):
-        np.testing.assert_allclose(found[name], lens[name], rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(data[name], lens[name], rtol=1e-4, atol=1e-6)
 
 
 def test_training_lowers_the_divergence_of_early_layers_on_other_rows():
     lm = tiny_model("gpt2")
     training = np.random.default_rng(1).integers(257, size=(64, 16))
-    found = analysis.tuned_lens(lm, TOKENS_NL, steps=60, training=training).data
-    assert found["tuned_divergence"][0] < 0.9 * found["divergence"][0]
-    assert found["divergence"][-1] == pytest.approx(0, abs=1e-5)
-    assert found["tuned_divergence"][-1] == pytest.approx(0, abs=1e-3)
-    assert found["matrix"].shape == (2, 32, 32) and found["bias"].shape == (2, 32)
+    data = analysis.tuned_lens(lm, TOKENS_NL, steps=60, training=training).data
+    assert data["tuned_divergence"][0] < 0.9 * data["divergence"][0]
+    assert data["divergence"][-1] == pytest.approx(0, abs=1e-5)
+    assert data["tuned_divergence"][-1] == pytest.approx(0, abs=1e-3)
+    assert data["matrix"].shape == (2, 32, 32) and data["bias"].shape == (2, 32)
 
 
 def test_translators_are_trained_and_the_model_is_not():
     lm = tiny_model("gpt2")
     before = np.asarray(lm.params["embed"]["table"]).copy()
-    found = train(lm, TOKENS_NL, 3)
-    assert all(bool(jnp.abs(value[0]).max() > 0) for value in found.values())
+    result = train(lm, TOKENS_NL, 3)
+    assert all(bool(jnp.abs(value[0]).max() > 0) for value in result.values())
     np.testing.assert_array_equal(lm.params["embed"]["table"], before)
 
 

@@ -43,9 +43,9 @@ def test_a_ratio_is_the_median_over_pairs_of_a_round(config):
 
 @pytest.mark.parametrize("losses, differs", [((2.0, 1.0005), False), ((2.0, 1.002), True), ((2.01, 1.0), True)])
 def test_other_losses_of_updates_are_an_error_row(config, capsys, losses, differs):
-    found = rows(config, {"first": Made([1.0] * 3), "torch": Made([1.0] * 3, losses)})
-    assert bool(found[1]["error"]) == differs and (found[1]["ratio"] is None) == differs
-    update.report(found, config)
+    result = rows(config, {"first": Made([1.0] * 3), "torch": Made([1.0] * 3, losses)})
+    assert bool(result[1]["error"]) == differs and (result[1]["ratio"] is None) == differs
+    update.report(result, config)
     assert ("losses of updates differ by" in capsys.readouterr().out) == differs
 
 

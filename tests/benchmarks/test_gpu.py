@@ -21,15 +21,15 @@ def test_the_command_runs_on_a_cpu(tmp_path, capsys):
     path = tmp_path / "gpu.json"
     words = ["--tiny", "--only", "train_no_query,kernel_tests", "--row-seconds", "500", "--seconds", "900"]
     bench.main(["gpu", *words, "--json", str(path)])
-    found = json.loads(path.read_text())
-    assert found["commit"] and found["machine"]["backend"] == "cpu" and found["versions"]["jax"]
-    assert list(found["rows"]) == ["device", "kernel_tests", "train_no_query"]
-    row = found["rows"]["train_no_query"]
+    written = json.loads(path.read_text())
+    assert written["commit"] and written["machine"]["backend"] == "cpu" and written["versions"]["jax"]
+    assert list(written["rows"]) == ["device", "kernel_tests", "train_no_query"]
+    row = written["rows"]["train_no_query"]
     assert row["status"] == "ok", row
     figures = row["figures"]
     assert figures["resumed differs"] == 0 and 0 < figures["bfloat16 differs"] < 2e-2
     assert all(len(losses) == 20 for losses in figures["losses"].values())
-    assert found["rows"]["kernel_tests"] | {"words": ""} == {"status": "not run", "seconds": 0.0, "words": ""}
+    assert written["rows"]["kernel_tests"] | {"words": ""} == {"status": "not run", "seconds": 0.0, "words": ""}
     assert "it needs a GPU, and this is a cpu" in capsys.readouterr().out
 
 

@@ -21,10 +21,10 @@ def test_a_power_law_has_its_exponent():
     ],
 )
 def test_one_size_grows(size, config, expected):
-    found = growth.grown(size, f"configs/{config}.py:tiny", [])
-    assert list(found) == next(iter(expected.values()))
+    result = growth.grown(size, f"configs/{config}.py:tiny", [])
+    assert list(result) == next(iter(expected.values()))
     for path, values in expected.items():
-        for each, value in zip(found.values(), values, strict=True):
+        for each, value in zip(result.values(), values, strict=True):
             for part in path.split("."):
                 each = each[part] if isinstance(each, dict) else getattr(each, part)
             assert each == value
@@ -33,8 +33,8 @@ def test_one_size_grows(size, config, expected):
 @pytest.mark.parametrize("name, hidden", [("moe", [32, 64, 128]), ("llama", [88, 168, 344])])
 def test_a_wider_model_has_more_heads_and_hidden_units(name, hidden):
     """The hidden size of moe is given, and that of llama follows from the width."""
-    found = growth.grown("width", f"configs/{name}.py:tiny", [])
-    blocks = [each.model.blocks["main"] for each in found.values()]
+    result = growth.grown("width", f"configs/{name}.py:tiny", [])
+    blocks = [each.model.blocks["main"] for each in result.values()]
     assert [block.attention.heads for block in blocks] == [4, 8, 16]
     assert [block.feed_forward.hidden for block in blocks] == hidden
 

@@ -47,8 +47,8 @@ def test_the_floor_is_the_longer_time_of_products_and_bytes():
     text = jax.jit(jnp.dot).lower(jnp.ones((64, 32)), jnp.ones((32, 16))).compile().as_text()
     flops, moved = 2 * 64 * 32 * 16, 4 * (64 * 32 + 32 * 16 + 64 * 16)
     for rates, seconds in ((Rates(1.0, "", 1e9, ""), flops), (Rates(1e9, "", 1.0, ""), moved)):
-        found, known = floors_by_operation(text, rates)
-        assert known and found["matrix products"] == pytest.approx(seconds)
+        result, known = floors_by_operation(text, rates)
+        assert known and result["matrix products"] == pytest.approx(seconds)
 
 
 def test_a_program_that_is_not_understood_has_no_floors():

@@ -19,18 +19,18 @@ def run(path: str, name: str = "gpt2", seed: int = 0, step: int = 20, **changes)
 
 
 def summaries(losses: dict[str, float | None], flops: dict[str, float] | None = None) -> dict:
-    found = {}
+    by_path = {}
     for path, loss in losses.items():
         own = None if loss is None else {"value": loss}
-        found[path] = {"held_out": own, "tokens": 100, "flops_per_token": (flops or {}).get(path, 10.0)}
-    return found
+        by_path[path] = {"held_out": own, "tokens": 100, "flops_per_token": (flops or {}).get(path, 10.0)}
+    return by_path
 
 
 def test_runs_that_differ_in_more_than_the_seed_are_other_groups():
     runs = [run("a"), run("b", seed=1), run("c", "moe"), run("d", batch_size=3), run("e", seed=2, step=10), run("f", seed=1)]
     imported = [run("g")._replace(rows=[]), run("h")._replace(rows=[])]
-    found = [[each.path for each in group] for group in grouped([*runs, *imported])]
-    assert found == [["a", "b"], ["c"], ["d"], ["e"], ["f"], ["g"], ["h"]]  # f has the seed of b
+    listed = [[each.path for each in group] for group in grouped([*runs, *imported])]
+    assert listed == [["a", "b"], ["c"], ["d"], ["e"], ["f"], ["g"], ["h"]]  # f has the seed of b
 
 
 def test_the_interval_of_a_change_is_over_seeds():
@@ -57,8 +57,8 @@ def test_the_interval_of_a_change_is_over_seeds():
 )
 def test_without_two_seeds_of_both_there_is_no_verdict_on_the_change(losses, words):
     runs = [run(path, "gpt2" if path[0] == "a" else "moe", len(path) - 1) for path in losses]
-    found = compare(runs, summaries(losses), 0.0)
-    assert found[-1]["verdict"] == words and "p" not in found[-1]
+    result = compare(runs, summaries(losses), 0.0)
+    assert result[-1]["verdict"] == words and "p" not in result[-1]
 
 
 def test_a_margin_is_over_seeds_too():

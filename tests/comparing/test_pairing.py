@@ -19,39 +19,39 @@ def outcomes(both: int, only_first: int, only_second: int, neither: int) -> tupl
 def test_a_worked_example_with_values_of_0_and_1():
     """Only the model gets 15 of 100 items, only the reference gets 5: the sample variance is
     (0.20 - 0.10^2) 100/99. Half an item more for each outcome makes 15.5 and 5.5 of 102."""
-    found = pairing.pair(*outcomes(60, 15, 5, 20))
-    assert (found["value"], found["reference"], found["items"]) == (0.75, 0.65, 100)
-    assert (found["higher"], found["lower"], found["test"]) == (15, 5, "McNemar, exact")
+    result = pairing.pair(*outcomes(60, 15, 5, 20))
+    assert (result["value"], result["reference"], result["items"]) == (0.75, 0.65, 100)
+    assert (result["higher"], result["lower"], result["test"]) == (15, 5, "McNemar, exact")
     error = math.sqrt(0.19 * 100 / 99 / 100)
-    assert found["difference"] == pytest.approx(0.10) and found["standard_error"] == pytest.approx(error)
+    assert result["difference"] == pytest.approx(0.10) and result["standard_error"] == pytest.approx(error)
     margin = 1.95996 * math.sqrt(15.5 + 5.5 - 10**2 / 102) / 102
-    assert found["interval"] == pytest.approx([10 / 102 - margin, 10 / 102 + margin], rel=1e-4)
+    assert result["interval"] == pytest.approx([10 / 102 - margin, 10 / 102 + margin], rel=1e-4)
     exact = 2 * sum(math.comb(20, k) for k in range(15, 21)) / 2**20  # 0.0414
-    assert found["p"] == pytest.approx(exact)
+    assert result["p"] == pytest.approx(exact)
 
 
 def test_the_paired_interval_detects_a_difference_that_two_error_bars_miss():
     """If two models agree on most items, the paired interval excludes 0; one from two separate errors includes it."""
     first, second = outcomes(480, 25, 5, 490)
-    found = pairing.pair(first, second)
+    result = pairing.pair(first, second)
     separate = math.sqrt(sum(np.var(values, ddof=1) / 1000 for values in (first, second)))
-    assert found["interval"][0] > 0 > found["difference"] - 1.96 * separate
+    assert result["interval"][0] > 0 > result["difference"] - 1.96 * separate
 
 
 def test_a_worked_example_with_real_values():
     """Student's own example (1908): the extra sleep of ten patients with two drugs, t = 4.0621, p = 0.00283."""
     first = [1.9, 0.8, 1.1, 0.1, -0.1, 4.4, 5.5, 1.6, 4.6, 3.4]
     second = [0.7, -1.6, -0.2, -1.2, -0.1, 3.4, 3.7, 0.8, 0.0, 2.0]
-    found = pairing.pair(first, second)
-    assert found["test"] == "Student, paired" and found["difference"] == pytest.approx(1.58)
-    assert found["p"] == pytest.approx(0.00283, abs=1e-5)
-    assert found["interval"] == pytest.approx([0.7001, 2.4599], abs=1e-4)
+    result = pairing.pair(first, second)
+    assert result["test"] == "Student, paired" and result["difference"] == pytest.approx(1.58)
+    assert result["p"] == pytest.approx(0.00283, abs=1e-5)
+    assert result["interval"] == pytest.approx([0.7001, 2.4599], abs=1e-4)
 
 
 def test_models_with_equal_answers():
     """Three items on which two models agree do not show that they agree on all items."""
-    found = pairing.pair([1, 0, 1], [1, 0, 1])
-    assert found["interval"] == pytest.approx([-0.392, 0.392], abs=1e-3) and found["p"] == 1
+    result = pairing.pair([1, 0, 1], [1, 0, 1])
+    assert result["interval"] == pytest.approx([-0.392, 0.392], abs=1e-3) and result["p"] == 1
     same = pairing.pair([0.5, 0.25], [0.5, 0.25])
     assert same["interval"] == [0, 0] and same["p"] == 1
     assert pairing.pair([0.5, 0.25], [0.5, 0.25])["p"] == 1
@@ -59,8 +59,8 @@ def test_models_with_equal_answers():
 
 
 def test_a_single_item_shows_nothing():
-    found = pairing.pair([1.0], [0.0])
-    assert found["interval"][0] < 0 and found["interval"][1] == 1 and found["p"] == 1  # a difference is at most 1
+    result = pairing.pair([1.0], [0.0])
+    assert result["interval"][0] < 0 and result["interval"][1] == 1 and result["p"] == 1  # a difference is at most 1
     measured = pairing.pair([0.7], [0.1])
     assert math.isnan(measured["interval"][0]) and math.isnan(measured["p"])
 
@@ -106,8 +106,8 @@ def test_holm_bounds_the_chance_of_any_false_alarm():
 
 
 def judged(counts, lower_is_better=False, p_holm=None, margin=0.0) -> str:
-    found = pairing.pair(*outcomes(*counts)) | {"lower_is_better": lower_is_better}
-    return pairing.verdict(found | {"p_holm": found["p"] if p_holm is None else p_holm}, margin)
+    actual = pairing.pair(*outcomes(*counts)) | {"lower_is_better": lower_is_better}
+    return pairing.verdict(actual | {"p_holm": actual["p"] if p_holm is None else p_holm}, margin)
 
 
 @pytest.mark.parametrize(
@@ -137,8 +137,8 @@ def test_a_difference_of_rounding_is_not_shown():
     random = np.random.default_rng(0)
     tokens_U, nll_U = np.full(50, 10.0), random.normal(30, 3, 50)
     for part, text in ((2e-7, "no difference shown"), (2e-5, "worse")):
-        found = pairing.pair_ratios((nll_U * (1 + part * random.random(50)), tokens_U), (nll_U, tokens_U))
-        assert found["p"] < 1e-6 and pairing.verdict(found | {"p_holm": found["p"]}) == text
+        result = pairing.pair_ratios((nll_U * (1 + part * random.random(50)), tokens_U), (nll_U, tokens_U))
+        assert result["p"] < 1e-6 and pairing.verdict(result | {"p_holm": result["p"]}) == text
 
 
 def test_without_an_interval_nothing_is_shown():
@@ -155,11 +155,11 @@ def sums(values, sizes) -> tuple[np.ndarray, np.ndarray]:
 def test_a_worked_example_of_two_losses():
     """Two units of 1 and 3 tokens: the losses are 8/4 and 7/4. The residuals of the differences are
     (2 - 1 - 1/4) / 4 and (6 - 6 - 3/4) / 4."""
-    found = pairing.pair_ratios(sums([2, 6], [1, 3]), sums([1, 6], [1, 3]))
-    assert (found["value"], found["reference"], found["difference"], found["units"]) == (2, 1.75, 0.25, 2)
+    result = pairing.pair_ratios(sums([2, 6], [1, 3]), sums([1, 6], [1, 3]))
+    assert (result["value"], result["reference"], result["difference"], result["units"]) == (2, 1.75, 0.25, 2)
     error = math.sqrt(2 * 2 * (0.75 / 4) ** 2)
-    assert found["standard_error"] == pytest.approx(error)
-    assert found["interval"] == pytest.approx([0.25 - 12.7062 * error, 0.25 + 12.7062 * error], rel=1e-5)
+    assert result["standard_error"] == pytest.approx(error)
+    assert result["interval"] == pytest.approx([0.25 - 12.7062 * error, 0.25 + 12.7062 * error], rel=1e-5)
 
 
 def test_the_error_of_one_loss_is_that_of_the_evaluation():
@@ -173,8 +173,8 @@ def test_the_error_of_one_loss_is_that_of_the_evaluation():
 
 
 def test_units_that_nobody_read_do_not_count():
-    found = pairing.pair_ratios(sums([2, 0, 6], [1, 0, 3]), sums([1, 0, 6], [1, 0, 3]))
-    assert found == pairing.pair_ratios(sums([2, 6], [1, 3]), sums([1, 6], [1, 3]))
+    result = pairing.pair_ratios(sums([2, 0, 6], [1, 0, 3]), sums([1, 0, 6], [1, 0, 3]))
+    assert result == pairing.pair_ratios(sums([2, 6], [1, 3]), sums([1, 6], [1, 3]))
 
 
 @pytest.mark.parametrize("same_sizes", [True, False])
@@ -189,9 +189,9 @@ def test_intervals_of_losses_cover_the_truth(same_sizes):
         ease_U = random.normal(3, 0.5, 60)
         losses = [size_U * (ease_U + shift + random.normal(0, 0.1, 60))
                   for size_U, shift in ((sizes_U, 0.05), (others_U, 0.0), (others_U, 0.0))]  # fmt: skip
-        found = pairing.pair_ratios((losses[0], sizes_U), (losses[1], others_U))
-        covered += found["interval"][0] <= 0.05 <= found["interval"][1]
-        widths.append(found["interval"][1] - found["interval"][0])
+        result = pairing.pair_ratios((losses[0], sizes_U), (losses[1], others_U))
+        covered += result["interval"][0] <= 0.05 <= result["interval"][1]
+        widths.append(result["interval"][1] - result["interval"][0])
         rejected += pairing.pair_ratios((losses[1], others_U), (losses[2], others_U))["p"] < 0.05
     assert 0.93 < covered / rounds < 0.97 and 0.03 < rejected / rounds < 0.07
     assert np.mean(widths) < 0.2  # two separate error bars of 0.07 would give 0.39

@@ -16,8 +16,8 @@ WRONG = {"piqa": answers(acc=[0.0] * 15 + [1.0] * 5)}
 
 
 def test_each_run_is_compared_with_the_first():
-    found, notes = tasks.compare({"a": RIGHT, "b": WRONG, "c": RIGHT}, 0.0)
-    pairs = found["piqa"]["acc"]
+    result, notes = tasks.compare({"a": RIGHT, "b": WRONG, "c": RIGHT}, 0.0)
+    pairs = result["piqa"]["acc"]
     assert notes == [] and list(pairs) == ["b", "c"]
     assert (pairs["b"]["value"], pairs["b"]["reference"], pairs["b"]["difference"]) == (0.25, 0.75, -0.5)
     assert (pairs["b"]["higher"], pairs["b"]["lower"]) == (5, 15)
@@ -35,29 +35,29 @@ def test_tasks_are_several_tests():
 
 def test_the_margin_applies_to_shares_of_correct_answers_only():
     one = {"lambada": answers(acc=[1.0, 0.0] * 50, log_likelihood=[-1.0, -2.0] * 50)}
-    found, _ = tasks.compare({"a": one, "b": one}, 0.05)
-    assert found["lambada"]["acc"]["b"]["verdict"] == "equal within 0.05 on this task"
-    assert found["lambada"]["log_likelihood"]["b"]["verdict"] == "no difference shown"
+    result, _ = tasks.compare({"a": one, "b": one}, 0.05)
+    assert result["lambada"]["acc"]["b"]["verdict"] == "equal within 0.05 on this task"
+    assert result["lambada"]["log_likelihood"]["b"]["verdict"] == "no difference shown"
 
 
 def test_lower_can_be_better():
     one, other = ({"bias": answers(lower_is_better=["score"], score=[x + i / 100 for i in range(9)])} for x in (1, 0))
-    found, _ = tasks.compare({"a": one, "b": other}, 0.0)
-    assert found["bias"]["score"]["b"]["verdict"] == "better on this task"
+    result, _ = tasks.compare({"a": one, "b": other}, 0.0)
+    assert result["bias"]["score"]["b"]["verdict"] == "better on this task"
 
 
 def test_metrics_without_a_finite_number_for_every_item_are_left_out():
     """Values of metrics such as F1 are pairs, some tasks have values for some items only, and JSON has null for NaN."""
     one = {"squad": answers("s"), "piqa": answers(acc=[1.0, 0.0], odd=[None, 1.0], wild=[math.nan, 1.0], some=[1.0])}
     other = {"squad": answers("s"), "piqa": answers(acc=[1.0, 0.0], odd=[1.0, 1.0], wild=[1.0, 1.0], some=[1.0, 1.0])}
-    found, _ = tasks.compare({"a": one, "b": other}, 0.0)
-    assert list(found) == ["piqa"] and list(found["piqa"]) == ["acc"]
+    result, _ = tasks.compare({"a": one, "b": other}, 0.0)
+    assert list(result) == ["piqa"] and list(result["piqa"]) == ["acc"]
 
 
 def test_what_cannot_be_compared_is_noted():
     runs = {"a": RIGHT | {"only": RIGHT["piqa"]}, "b": {"piqa": answers("r", acc=[1.0] * 20)}, "c": {"new": RIGHT["piqa"]}}
-    found, notes = tasks.compare(runs, 0.0)
-    assert found == {}
+    result, notes = tasks.compare(runs, 0.0)
+    assert result == {}
     assert notes == [
         "c was not evaluated on piqa",
         "piqa has different prompts or targets for a and b",

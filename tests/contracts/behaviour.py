@@ -62,13 +62,13 @@ def behaviour(name: str, folder: Path) -> dict:
 
 def differences(now: dict, then: dict) -> list[str]:
     """One line for each value in which two behaviours differ by more than TOLERANCE."""
-    found = [f"{key}: {then[key]!r} -> {now[key]!r}" for key in ("costs", "text") if now[key] != then[key]]
+    listed = [f"{key}: {then[key]!r} -> {now[key]!r}" for key in ("costs", "text") if now[key] != then[key]]
     for key in ("losses", "logits"):
         if len(now[key]) != len(then[key]):
-            found.append(f"{key}: {len(then[key])} -> {len(now[key])} numbers")
+            listed.append(f"{key}: {len(then[key])} -> {len(now[key])} numbers")
         elif not np.allclose(now[key], then[key], rtol=0, atol=TOLERANCE * np.abs(then[key]).max()):
-            found.append(f"{key}: {then[key]} -> {now[key]}")
-    return found
+            listed.append(f"{key}: {then[key]} -> {now[key]}")
+    return listed
 
 
 def main(arguments: list[str]) -> int:
@@ -83,9 +83,9 @@ def main(arguments: list[str]) -> int:
             rows = ",\n".join(f"{json.dumps(key)}: {json.dumps(value)}" for key, value in sorted(recorded.items()))
             RECORDED.write_text(f"{{\n{rows}\n}}\n")
             continue
-        found = differences(now, recorded[name])
-        different += bool(found)
-        print(name, *(found or ["equal"]), sep="\n  ")
+        result = differences(now, recorded[name])
+        different += bool(result)
+        print(name, *(result or ["equal"]), sep="\n  ")
     return min(different, 1)
 
 

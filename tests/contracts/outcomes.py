@@ -62,14 +62,14 @@ def computed(name: str, rooms: list[str]) -> tuple[dict[str, str], list[str]]:
     """{room: outcome} of a variant, and a line for each room that has none."""
     import jax  # after tests.conftest
 
-    found, wrong = {}, []
+    collected, wrong = {}, []
     for room in rooms:
         try:
-            found[room] = outcome(room, name)
+            collected[room] = outcome(room, name)
         except AssertionError as error:
             wrong.append(str(error))
     jax.clear_caches()  # LLVM ends a process with too many programs
-    return found, wrong
+    return collected, wrong
 
 
 def main(names: list[str]) -> None:
@@ -86,8 +86,8 @@ def main(names: list[str]) -> None:
             kept = rows.get(name, {})
             if todo := [room for room in some if ((name, room) in again if names else room not in kept)]:
                 started = time.time()
-                found, wrong = computed(name, todo)
-                rows[name] = kept | found
+                result, wrong = computed(name, todo)
+                rows[name] = kept | result
                 write({each: rows[each] for each in ALL if each in rows}, list(ROOMS))
                 print(f"{name}, {len(todo)} rooms: {time.time() - started:.0f} s", *wrong, sep="\n    ", flush=True)
                 bugs += len(wrong)

@@ -61,14 +61,14 @@ def error(config, gradients: bool) -> float:
     assert any(not leaf.sharding.is_fully_replicated for leaf in jax.tree.leaves(placed))
     run = logits_and_gradients(config, gradients, mesh)
     step = jax.jit(run, static_argnums=2, out_shardings=(shardings if gradients else None, None))
-    found_gradients, found_logits = step(placed, jax.device_put(tokens_BL, batch_sharding(mesh)), "scan")
-    errors = [relative_error(found_logits, expected_logits)]
+    actual_gradients, actual_logits = step(placed, jax.device_put(tokens_BL, batch_sharding(mesh)), "scan")
+    errors = [relative_error(actual_logits, expected_logits)]
     step = jax.jit(tapped(config, mesh), static_argnums=2)
     values = step(placed, jax.device_put(tokens_BL, batch_sharding(mesh)), "scan")
     expected = tapped(config)(params, tokens_BL, "unroll")
     errors += [relative_error(value, each) for value, each in zip(values, expected, strict=True)]
     if gradients:
-        errors.append(tree_error(jax.device_get(found_gradients), expected_gradients))
+        errors.append(tree_error(jax.device_get(actual_gradients), expected_gradients))
     return max(errors)
 
 

@@ -98,11 +98,11 @@ def norms(tree) -> dict[str, float]:
     return {name: float(jnp.linalg.norm(leaf)) for name, leaf in named(tree).items()}
 
 
-def errors(found, expected) -> dict[str, float]:
+def errors(actual, expected) -> dict[str, float]:
     """For each gradient, the norm of the difference divided by the norm of the expected gradient. A gradient below 1e-6
     of the whole tree's norm is zero except for rounding (a key bias shifts all logits equally); its error is relative
     to a twentieth of that norm."""
-    sizes, differences = norms(expected), norms(jax.tree.map(jnp.subtract, found, expected))
+    sizes, differences = norms(expected), norms(jax.tree.map(jnp.subtract, actual, expected))
     whole = sum(size**2 for size in sizes.values()) ** 0.5
     return {name: differences[name] / (size if size > 1e-6 * whole else whole / 20) for name, size in sizes.items()}
 
@@ -112,19 +112,19 @@ def too_large(config, seeds) -> dict[str, str]:
     samples = [(transformer.init(config, jax.random.key(seed)), skewed_batch(config.vocab_size, seed)) for seed in seeds]
 
     def gradients(loss) -> dict:
-        found = [jax.grad(loss(batch))(params) for params, batch in samples]
-        return jax.tree.map(lambda *leaves: jnp.stack(leaves), *found)
+        result = [jax.grad(loss(batch))(params) for params, batch in samples]
+        return jax.tree.map(lambda *leaves: jnp.stack(leaves), *result)
 
     def loss_of(config):
         return lambda batch: losses.loss_of(config, batch, packing="documents")
 
     expected = gradients(loss_of(config))
-    found = errors(gradients(loss_of(replace(config, dtype="bfloat16"))), expected)
+    result = errors(gradients(loss_of(replace(config, dtype="bfloat16"))), expected)
     with rounded_outputs():
         rounding = errors(gradients(lambda batch: rounded_loss(config, batch)), expected)
-    assert max(found.values()) > 1e-4  # proves that bfloat16 was used
-    allowed = {name: max(TOLERANCE["bfloat16"], ROUNDING * rounding[name]) for name in found}
-    return {name: f"{found[name]:.3f}, allowed {allowed[name]:.3f}" for name in found if found[name] > allowed[name]}
+    assert max(result.values()) > 1e-4  # proves that bfloat16 was used
+    allowed = {name: max(TOLERANCE["bfloat16"], ROUNDING * rounding[name]) for name in result}
+    return {name: f"{result[name]:.3f}, allowed {allowed[name]:.3f}" for name in result if result[name] > allowed[name]}
 
 
 @pytest.mark.parametrize("name", marked(DEFAULT_RUN))

@@ -72,9 +72,9 @@ def test_mixtral_8x7b_has_the_published_parameters():
     config = ModelConfig(
         width=4096, depth=32, vocab_size=32000, blocks={"main": main}, final_norm="rms", tie_embeddings=False
     )
-    found = costs(config, 4096)
-    assert found.parameters == 46_702_792_704  # mistralai/Mixtral-8x7B-v0.1
-    assert found.active_parameters == 12_879_925_248  # "13B active" in the paper
+    result = costs(config, 4096)
+    assert result.parameters == 46_702_792_704  # mistralai/Mixtral-8x7B-v0.1
+    assert result.active_parameters == 12_879_925_248  # "13B active" in the paper
 
 
 def test_all_attention_layer_has_the_published_parameters():

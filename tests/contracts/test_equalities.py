@@ -133,8 +133,8 @@ def test_padding_before_a_prompt_changes_nothing(name, x64):
         out = model(padded_BL[:, part], ctx, caches)
         pieces.append(model.logits(out.hidden_BLD))
         caches = out.caches
-    found = jnp.concatenate(pieces, 1)[:, PADDING:]
-    assert relative_error(found, logits) < TOLERANCE["float64"]
+    actual = jnp.concatenate(pieces, 1)[:, PADDING:]
+    assert relative_error(actual, logits) < TOLERANCE["float64"]
 
 
 def test_scanned_cached_decoding_equals_the_full_pass(x64):

@@ -86,13 +86,13 @@ def check(loss, params, each: bool = False, jit=lambda function: function):
         name: float(s) for name, s in named(jax.tree.map(lambda g, d: (g * d).sum(), gradients, direction)).items()
     }
     whole = sum(slopes.values())
-    found = slope(value_and_gradients, params, direction)
-    right = abs(found - whole) < TOLERANCE * whole
+    result = slope(value_and_gradients, params, direction)
+    right = abs(result - whole) < TOLERANCE * whole
     if each or not right:
         alone = {name: slope(value_and_gradients, params, only(direction, name)) for name in slopes}
         wrong = {name: (s, alone[name]) for name, s in slopes.items() if abs(alone[name] - s) > TOLERANCE * whole}
         assert not wrong, f"(slope by the gradient, by finite differences): {wrong}"
-    assert right, f"slope {whole} by the gradient, {found} by finite differences"
+    assert right, f"slope {whole} by the gradient, {result} by finite differences"
 
 
 def only(direction, name: str):

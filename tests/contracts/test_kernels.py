@@ -69,13 +69,13 @@ def work(block) -> tuple:
 
 def _users() -> dict:
     """Variants with a block whose work no earlier variant has."""
-    found = {}
+    collected = {}
     seen = set()
     for name, config in ALL.items():
         new = set(map(work, config.blocks.values())) - seen
-        found |= {name: config} if new else {}
+        collected |= {name: config} if new else {}
         seen |= new
-    return found
+    return collected
 
 
 USERS = _users()

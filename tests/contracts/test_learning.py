@@ -26,10 +26,10 @@ def learners() -> dict:
     cases = [("blocks.main.layout", name) for name in LAYOUTS]
     cases += [("blocks.main.feed_forward.kind", name) for name in (*ACTIVATIONS, *KINDS["feed_forward"])]
     cases += [("blocks.main.attention.kind", name) for name in KINDS["attention"]]
-    found = {name: {path: name} | needed(path, name) for path, name in cases}
-    found = {name: model(BASE | changes) for name, changes in found.items()}
+    by_name = {name: {path: name} | needed(path, name) for path, name in cases}
+    by_name = {name: model(BASE | changes) for name, changes in by_name.items()}
     causal = {name: named for name, named in NAMED.items() if named.causal}
-    return found | {f"configs/{name}.py": model({"vocab_size": VOCAB}, named) for name, named in causal.items()}
+    return by_name | {f"configs/{name}.py": model({"vocab_size": VOCAB}, named) for name, named in causal.items()}
 
 
 LEARNERS = learners()

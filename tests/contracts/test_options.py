@@ -117,8 +117,8 @@ def outputs(config, params):
 @functools.cache
 def numbers(config) -> Computed:
     params = init(config)
-    found = ([np.asarray(leaf, np.float64) for leaf in jax.tree.leaves(each)] for each in (params, outputs(config, params)))
-    return Computed(shapes_of(params), *found)
+    actual = ([np.asarray(leaf, np.float64) for leaf in jax.tree.leaves(each)] for each in (params, outputs(config, params)))
+    return Computed(shapes_of(params), *actual)
 
 
 @functools.cache
@@ -164,12 +164,12 @@ def check(path: str, value, base, name: str, computed) -> None:
 @functools.cache
 def readers() -> dict:
     """{(plain path, dataclass field) of an option: the changes of the first variant that reads it}"""
-    found = {}
+    collected = {}
     for name, changes in single().items():
         for leaf in leaves(VARIANTS[name]) if name in VARIANTS else ():
             if not leaf.unread:
-                found.setdefault((leaf.path, id(leaf.field)), changes)
-    return found
+                collected.setdefault((leaf.path, id(leaf.field)), changes)
+    return collected
 
 
 def starts(path: str, value):

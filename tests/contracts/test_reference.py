@@ -44,10 +44,10 @@ def test_unrolled_equals_the_reference_in_float64(name, x64):
 def check_taps(config, **context):
     """Every tap of the model has the value that the reference records. context: segments_BL, positions_BL."""
     params, tokens_BL, names = random_params(config), tokens_for(config), tap_shapes(config)
-    found = captured(config, run(config, params, tokens_BL, record=names, **context)[1].captures, names)
+    result = captured(config, run(config, params, tokens_BL, record=names, **context)[1].captures, names)
     _, values = reference.passed(config, params, tokens_BL, **context)
-    assert found.keys() <= values.keys()
-    for name, value in found.items():
+    assert result.keys() <= values.keys()
+    for name, value in result.items():
         dropped = values.get(f"{name.rpartition('.')[0]}.dropped")
         given, wanted = np.asarray(value), values[name]
         if dropped is not None and wanted.ndim == 4:  # an expert without room computes nothing

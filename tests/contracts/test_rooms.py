@@ -34,10 +34,10 @@ def test_every_room_gives_a_result_or_refuses_in_one_line(name, rooms, recorded)
     wrong = {}
     for room in rooms:
         try:
-            found = outcome(room, name)
+            result = outcome(room, name)
         except AssertionError as bug:  # every room is named, not the first one alone
             wrong[room] = str(bug)
         else:
-            if (kept := recorded.get(name, {}).get(room, found)) != found:
-                wrong[room] = f"{found!r}, and the record has {kept!r}: python -m tests.contracts.outcomes {name!r}"
+            if (kept := recorded.get(name, {}).get(room, result)) != result:
+                wrong[room] = f"{result!r}, and the record has {kept!r}: python -m tests.contracts.outcomes {name!r}"
     assert not wrong

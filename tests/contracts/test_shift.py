@@ -32,15 +32,15 @@ def test_a_shifted_text_gives_the_same_logits_and_coefficients(name, x64):
     config = in_float64(ALL[name])
     params = random_params(config)
     tokens_BL = tokens_for(config)
-    found = []
+    collected = []
     slots = [layer.number for layer in layers(config) if slots_in_softmax(config.blocks[layer.block])]
     for shift in (0, SHIFT):
         names = [f"blocks.{i}.attention.coefficients" for i in slots]
         positions_BL = np.broadcast_to(shift + np.arange(tokens_BL.shape[1]), tokens_BL.shape)
         model, out = run(config, params, tokens_BL, positions_BL=positions_BL, record=names)
-        found.append([model.logits(out.hidden_BLD), *captured(config, out.captures, names).values()])
-    assert len(found[0]) == 1 + len(slots)
-    for first, shifted in zip(*found, strict=True):
+        collected.append([model.logits(out.hidden_BLD), *captured(config, out.captures, names).values()])
+    assert len(collected[0]) == 1 + len(slots)
+    for first, shifted in zip(*collected, strict=True):
         assert relative_error(shifted, first) < TOLERANCE["float64"]
 
 

@@ -177,10 +177,10 @@ def model(changes: dict | None = None, base: ModelConfig = BASE) -> ModelConfig:
 
 def fields() -> dict:
     """{path: type} of every option of a model with one block 'main', except kinds and layouts."""
-    found = _fields(BASE)
-    found |= {path: hint for path, (first, hint) in _options_of_kinds().items() if first == path}
+    result = _fields(BASE)
+    result |= {path: hint for path, (first, hint) in _options_of_kinds().items() if first == path}
     skipless = BLOCKS["skipless"]
-    return found | {"blocks.main.branch_gain": typing.get_type_hints(skipless)["branch_gain"]}
+    return result | {"blocks.main.branch_gain": typing.get_type_hints(skipless)["branch_gain"]}
 
 
 def inherited() -> dict:
@@ -190,7 +190,7 @@ def inherited() -> dict:
 
 def _options_of_kinds() -> dict:
     """{path: (path in the first kind that has the option, type)} of all options of all KINDS."""
-    found = {}
+    collected = {}
     for sublayer, kinds in KINDS.items():
         group = f"blocks.main.{sublayer}"
         # Classes that derive from one another share their dataclass fields.
@@ -200,8 +200,8 @@ def _options_of_kinds() -> dict:
             ids = {leaf.path: id(leaf.field) for leaf in config_fields.leaves(options)}
             for name, hint in _fields(options).items():
                 path = f"{group}[{kind}].{name}"
-                found[path] = first.setdefault(ids[name], path), hint
-    return found
+                collected[path] = first.setdefault(ids[name], path), hint
+    return collected
 
 
 def _fields(config) -> dict:
@@ -211,17 +211,17 @@ def _fields(config) -> dict:
 
 def choices() -> dict:
     """{path: values that differ from the base} of options with a closed list of values, kinds, layouts and NUMBERS."""
-    found = {"blocks.main.layout": [name for name in LAYOUTS if name != "pre_norm"]}
+    collected = {"blocks.main.layout": [name for name in LAYOUTS if name != "pre_norm"]}
     for sublayer in KINDS:
         kinds, default, _ = TABLES[sublayer]
-        found[f"blocks.main.{sublayer}.kind"] = [name for name in kinds if name != default]
+        collected[f"blocks.main.{sublayer}.kind"] = [name for name in kinds if name != default]
     for path, hint in fields().items():
         closed = typing.get_args(hint) if typing.get_origin(hint) is typing.Literal else ()
         closed = (False, True) if hint is bool else closed
         if closed and path not in COVERED and ".norms." not in path:
             usual = get(model(needed(path, None)), path)
-            found[path] = [value for value in closed if value != usual]
-    return found | NUMBERS | FEW | TUPLES
+            collected[path] = [value for value in closed if value != usual]
+    return collected | NUMBERS | FEW | TUPLES
 
 
 def needed(path: str, value) -> dict:
@@ -237,11 +237,11 @@ def needed(path: str, value) -> dict:
 
 def single() -> dict:
     """One option changed at a time."""
-    found = {"base": {}}
+    collected = {"base": {}}
     for path, values in choices().items():
         for value in values:
-            found[f"{path.removeprefix('blocks.main.')}={value}"] = {path: value, **needed(path, value)}
-    return found
+            collected[f"{path.removeprefix('blocks.main.')}={value}"] = {path: value, **needed(path, value)}
+    return collected
 
 
 def _positions() -> dict:
@@ -252,19 +252,19 @@ def _positions() -> dict:
 
 def _sites() -> dict:
     """Layouts that together have every norm site, with different norms at neighbouring sites."""
-    found = {}
+    collected = {}
     seen = set()
     for name, layout in LAYOUTS.items():
         sites = [f"{s.name}_{place}" for s in layout.branches for place in s.norms]
         if not set(sites) <= seen:
             seen |= set(sites)
             kinds = dict(zip(sites, itertools.cycle(("rms", "none", "layer")), strict=False))
-            found[f"sites-{name}"] = {
+            collected[f"sites-{name}"] = {
                 "blocks.main.layout": name,
                 **{f"blocks.main.norms.{site}.kind": kind for site, kind in kinds.items()},
                 **needed("blocks.main.layout", name),
             }
-    return found
+    return collected
 
 
 def _patterns() -> dict:
@@ -314,12 +314,12 @@ def _named() -> dict:
 
 def _variants() -> dict:
     """{name: config} without duplicates: of equal configs, the first is kept."""
-    found = {}
+    collected = {}
     for name, changes in (single() | _positions() | _sites() | _patterns() | _memories()).items():
         config = model(changes)
-        if config not in found.values():
-            found[name] = config
-    return found
+        if config not in collected.values():
+            collected[name] = config
+    return collected
 
 
 VARIANTS = _variants()

@@ -73,29 +73,29 @@ def data(tmp_path):
 def test_bad_file(tmp_path, data, name):
     content, expected = BAD_FILES[name]
     (tmp_path / name).write_bytes(content)
-    found = message(lambda: list(documents(f"text_files:{tmp_path / name}", "train", data())))
-    assert found == expected.format(file=tmp_path / name)
+    result = message(lambda: list(documents(f"text_files:{tmp_path / name}", "train", data())))
+    assert result == expected.format(file=tmp_path / name)
 
 
 def test_bad_file_in_a_directory_is_named(tmp_path, data, text_dir):
     corpus = text_dir({"a.txt": "fine", "b/c.txt": b"bad \xff"})
-    found = message(lambda: list(documents(corpus, "train", data())))
-    assert found == f"{tmp_path}/texts/b/c.txt:1: not UTF-8: byte 0xff (invalid start byte)"
+    result = message(lambda: list(documents(corpus, "train", data())))
+    assert result == f"{tmp_path}/texts/b/c.txt:1: not UTF-8: byte 0xff (invalid start byte)"
 
 
 @pytest.mark.parametrize("path", ["missing.txt", "*.txt", "empty_directory"])
 def test_no_file_matches(tmp_path, data, path):
     (tmp_path / "empty_directory").mkdir()
-    found = message(lambda: splits(f"text_files:{tmp_path / path}", data()))
-    assert found.startswith(f"corpus 'text_files:{tmp_path / path}': no file matches '{tmp_path / path}'; it must be ")
+    result = message(lambda: splits(f"text_files:{tmp_path / path}", data()))
+    assert result.startswith(f"corpus 'text_files:{tmp_path / path}': no file matches '{tmp_path / path}'; it must be ")
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read any file")
 def test_file_without_permission(tmp_path, data):
     (tmp_path / "a.txt").write_text("x")
     (tmp_path / "a.txt").chmod(0)
-    found = message(lambda: list(documents(f"text_files:{tmp_path / 'a.txt'}", "train", data())))
-    assert found == f"{tmp_path / 'a.txt'}: cannot be read: Permission denied"
+    result = message(lambda: list(documents(f"text_files:{tmp_path / 'a.txt'}", "train", data())))
+    assert result == f"{tmp_path / 'a.txt'}: cannot be read: Permission denied"
 
 
 def test_file_that_cannot_be_opened(tmp_path, data, monkeypatch):
@@ -105,8 +105,8 @@ def test_file_that_cannot_be_opened(tmp_path, data, monkeypatch):
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(Path, "open", refuse)
-    found = message(lambda: list(documents(f"text_files:{tmp_path / 'a.txt'}", "train", data())))
-    assert found == f"{tmp_path / 'a.txt'}: cannot be read: Permission denied"
+    result = message(lambda: list(documents(f"text_files:{tmp_path / 'a.txt'}", "train", data())))
+    assert result == f"{tmp_path / 'a.txt'}: cannot be read: Permission denied"
 
 
 @pytest.mark.parametrize("corpus, expected", [
@@ -134,24 +134,24 @@ def test_unknown_split(data, make_config):
 
 
 def test_manual_dir_without_the_file(tmp_path, data):
-    found = message(lambda: list(documents("enwik8", "train", data(manual_dir=str(tmp_path)))))
-    assert found == f"corpus 'enwik8': config.data.manual_dir='{tmp_path}' contains neither enwik8 nor enwik8.zip"
+    result = message(lambda: list(documents("enwik8", "train", data(manual_dir=str(tmp_path)))))
+    assert result == f"corpus 'enwik8': config.data.manual_dir='{tmp_path}' contains neither enwik8 nor enwik8.zip"
 
 
 def test_wrong_checksum(tmp_path, data):
     (tmp_path / "wiki.train.tokens").write_text("not the real one")
-    found = message(lambda: list(documents(f"wikitext2:{tmp_path}", "train", data())))
-    assert found.startswith(
+    result = message(lambda: list(documents(f"wikitext2:{tmp_path}", "train", data())))
+    assert result.startswith(
         f"{tmp_path}/wiki.train.tokens: wrong checksum of wiki.train.tokens of corpus 'wikitext2': sha256 is "
     )
-    assert found.endswith(", must be 9e9fa1ad55b1c2c95b08e37dd8e653f638fac2c6de904b79e813611eefbc985f")
+    assert result.endswith(", must be 9e9fa1ad55b1c2c95b08e37dd8e653f638fac2c6de904b79e813611eefbc985f")
 
 
 def test_file_that_is_not_a_zip(tmp_path, data):
     (tmp_path / "text8.zip").write_text("<html>moved</html>")
-    found = message(lambda: list(documents(f"text8:{tmp_path}", "train", data())))
+    result = message(lambda: list(documents(f"text8:{tmp_path}", "train", data())))
     assert (
-        found
+        result
         == f"{tmp_path}/text8.zip: not the zip file of corpus 'text8': File is not a zip file; delete it and try again"
     )
 
@@ -162,17 +162,17 @@ def test_zip_with_a_damaged_member(tmp_path, data):
     content = bytearray((tmp_path / "text8.zip").read_bytes())
     content[40] ^= 0xFF  # in the compressed bytes
     (tmp_path / "text8.zip").write_bytes(content)
-    found = message(lambda: list(documents(f"text8:{tmp_path}", "train", data())))
-    assert found.startswith(f"{tmp_path}/text8.zip: not the zip file of corpus 'text8': ") and "while decompress" in found
+    result = message(lambda: list(documents(f"text8:{tmp_path}", "train", data())))
+    assert result.startswith(f"{tmp_path}/text8.zip: not the zip file of corpus 'text8': ") and "while decompress" in result
 
 
 def test_zip_without_its_member(tmp_path, data):
     with zipfile.ZipFile(tmp_path / "text8.zip", "w") as archive:
         archive.writestr("other", "x")
-    found = message(lambda: list(documents(f"text8:{tmp_path}", "train", data())))
+    result = message(lambda: list(documents(f"text8:{tmp_path}", "train", data())))
     assert (
-        found.startswith(f"{tmp_path}/text8.zip: not the zip file of corpus 'text8': ")
-        and "'text8' in the archive" in found
+        result.startswith(f"{tmp_path}/text8.zip: not the zip file of corpus 'text8': ")
+        and "'text8' in the archive" in result
     )
 
 
@@ -237,13 +237,13 @@ def test_corpus_without_text(make_config, text_dir):
 
 
 def test_missing_field_of_a_tfds_data_set(data, tfds_corpus):  # noqa: F811
-    found = message(lambda: list(documents(tfds_corpus, "train", data(text_field="contents"))))
+    result = message(lambda: list(documents(tfds_corpus, "train", data(text_field="contents"))))
     assert (
-        found == f"corpus '{tfds_corpus}': no field 'contents'; fields present: content, label;"
+        result == f"corpus '{tfds_corpus}': no field 'contents'; fields present: content, label;"
         " did you mean 'content'? (config.data.text_field)"
     )
-    found = message(lambda: list(documents(tfds_corpus, "train", data(text_field="label"))))
-    assert found.startswith(f"corpus '{tfds_corpus}': field 'label' is a int")
+    result = message(lambda: list(documents(tfds_corpus, "train", data(text_field="label"))))
+    assert result.startswith(f"corpus '{tfds_corpus}': field 'label' is a int")
 
 
 def test_missing_tokenizer(tmp_path, data):
@@ -252,8 +252,8 @@ def test_missing_tokenizer(tmp_path, data):
         " tokenizer file or directory;"
         " did you mean 'bytes'?"
     )
-    found = message(lambda: load_tokenizer(tmp_path))
-    assert found.startswith(
+    result = message(lambda: load_tokenizer(tmp_path))
+    assert result.startswith(
         f"config.data.tokenizer='{tmp_path}': the directory contains none of bytes.json, tokenizer.json, "
     )
 

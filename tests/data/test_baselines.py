@@ -108,9 +108,9 @@ def test_memory_does_not_grow_with_the_text():
         text = np.random.default_rng(0).integers(32, 40, size, np.uint8).tobytes()
         tracemalloc.start()
         trigram([b"some text"], [text])
-        _, found = tracemalloc.get_traced_memory()
+        _, result = tracemalloc.get_traced_memory()
         tracemalloc.stop()
-        return found
+        return result
 
     assert peak(16 << 20) - peak(1 << 20) < 1.1 * (15 << 20)  # the padded copy of the document
 

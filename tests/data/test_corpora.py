@@ -22,13 +22,13 @@ def all_documents(corpus, data):
 
 
 def test_stdlib_has_no_duplicates_and_is_split_by_path(stdlib_cache):
-    found = all_documents("python_stdlib", DataConfig(cache_dir=stdlib_cache))
-    everything = [text for split in SPLITS for text in found[split]]
+    result = all_documents("python_stdlib", DataConfig(cache_dir=stdlib_cache))
+    everything = [text for split in SPLITS for text in result[split]]
     assert len(everything) == len(set(everything)) > 400
     assert sum(map(len, everything)) > 8_000_000
-    assert all(0.02 < len(found[split]) / len(everything) < 0.08 for split in ("validation", "test"))
+    assert all(0.02 < len(result[split]) / len(everything) < 0.08 for split in ("validation", "test"))
     root = texts.PythonStdlib().root
-    assert (root / "argparse.py").read_bytes() in found[texts.split_of(b"argparse.py")]
+    assert (root / "argparse.py").read_bytes() in result[texts.split_of(b"argparse.py")]
 
 
 def test_stdlib_skips_what_is_not_utf8(tmp_path):
@@ -49,11 +49,11 @@ def test_text_files_reads_every_format(tmp_path, text_dir):
         "e.txt.xz": lzma.compress(b"xzed"), "f.jsonl": lines, "g.jsonl.gz": gzip.compress(packed.encode()),
         "ignored.bin": b"\xff", ".hidden.txt": "no", "pkg/__init__.py": "",
     })  # fmt: skip
-    found = all_documents(corpus, DataConfig(text_field="body", cache_dir=str(tmp_path / "cache")))
+    result = all_documents(corpus, DataConfig(text_field="body", cache_dir=str(tmp_path / "cache")))
     expected = [b"plain", b"mark", b"x = 1", b"zipped", b"xzed"]
     expected += [f"line {i} é\n".encode() for i in range(300)] + [f"packed {i}".encode() for i in range(300)]
-    assert sorted(sum(found.values(), [])) == sorted(expected)
-    assert len(found["train"]) > 500 and found["validation"] and found["test"]
+    assert sorted(sum(result.values(), [])) == sorted(expected)
+    assert len(result["train"]) > 500 and result["validation"] and result["test"]
 
 
 def test_text_files_glob_and_split_are_stable_when_files_are_added(tmp_path, text_dir):
@@ -99,18 +99,18 @@ def test_changed_file_of_the_same_size_is_read_again(tmp_path, text_dir):
 @pytest.mark.parametrize("count", [1, 2, 3, 5])
 def test_few_documents_still_fill_every_split(tmp_path, text_dir, count):
     corpus = text_dir({f"{i}.txt": f"line of {i}\n" * 100 for i in range(count)})
-    found = all_documents(corpus, DataConfig(cache_dir=str(tmp_path / "cache")))
-    assert all(found[split] for split in SPLITS)
-    assert sum(len(text) for split in SPLITS for text in found[split]) == count * 1000
+    result = all_documents(corpus, DataConfig(cache_dir=str(tmp_path / "cache")))
+    assert all(result[split] for split in SPLITS)
+    assert sum(len(text) for split in SPLITS for text in result[split]) == count * 1000
 
 
 def test_one_file_is_cut_at_line_ends(tmp_path, text_dir):
     text = "".join(f"line {i} é\n" for i in range(1000)).encode()
-    found = all_documents(text_dir({"a.txt": text}), DataConfig(cache_dir=str(tmp_path / "cache")))
-    assert [len(found[split]) for split in SPLITS] == [1, 1, 1]
-    assert b"".join(found[split][0] for split in SPLITS) == text
-    assert all(found[split][0].endswith(b"\n") for split in SPLITS)
-    assert len(found["train"][0]) / len(text) == pytest.approx(0.9, abs=0.01)
+    result = all_documents(text_dir({"a.txt": text}), DataConfig(cache_dir=str(tmp_path / "cache")))
+    assert [len(result[split]) for split in SPLITS] == [1, 1, 1]
+    assert b"".join(result[split][0] for split in SPLITS) == text
+    assert all(result[split][0].endswith(b"\n") for split in SPLITS)
+    assert len(result["train"][0]) / len(text) == pytest.approx(0.9, abs=0.01)
 
 
 @pytest.mark.parametrize("text", ["é" * 1001, "a\n" + "b" * 999, "x" * 60])
@@ -126,8 +126,8 @@ def test_text_without_line_ends_is_cut_at_characters(text):
 
 def test_long_document_is_stored_in_pieces_and_comes_back_whole(tmp_path, text_dir):
     text = "0123456789abcdé\n".encode() * 200_000
-    found = all_documents(text_dir({"a.txt": text}), DataConfig(cache_dir=str(tmp_path / "cache")))
-    assert b"".join(found[split][0] for split in SPLITS) == text and len(found["train"]) == 1
+    result = all_documents(text_dir({"a.txt": text}), DataConfig(cache_dir=str(tmp_path / "cache")))
+    assert b"".join(result[split][0] for split in SPLITS) == text and len(result["train"]) == 1
 
 
 def test_wikitext2_is_byte_exact_in_both_packings(tmp_path):
@@ -135,10 +135,10 @@ def test_wikitext2_is_byte_exact_in_both_packings(tmp_path):
     for packing, counts in (("stream", (1, 1, 1)), ("documents", (600, 60, 60))):
         data = DataConfig(manual_dir=str(directory), packing=packing, cache_dir=str(tmp_path / "cache"))
         for split, name, count in zip(SPLITS, ("train", "valid", "test"), counts, strict=True):
-            found = list(documents("wikitext2", split, data))
-            assert b"".join(found) == (directory / f"wiki.{name}.tokens").read_bytes()
-            assert abs(len(found) - count) <= count // 20
-    assert found[1].startswith(b" = ") and re.match(rb" = [^=]+ = \n", found[1])
+            result = list(documents("wikitext2", split, data))
+            assert b"".join(result) == (directory / f"wiki.{name}.tokens").read_bytes()
+            assert abs(len(result) - count) <= count // 20
+    assert result[1].startswith(b" = ") and re.match(rb" = [^=]+ = \n", result[1])
 
 
 def fake_hutter(monkeypatch, name: str, content: bytes):
@@ -157,12 +157,12 @@ def test_enwik8_and_text8_keep_every_byte(tmp_path, monkeypatch, name, zipped):
             archive.writestr(name, content)
     else:
         (tmp_path / name).write_bytes(content)
-    found = all_documents(name, DataConfig(manual_dir=str(tmp_path), cache_dir=str(tmp_path / "cache")))
-    assert [len(found[split]) for split in SPLITS] == [1, 1, 1]
+    result = all_documents(name, DataConfig(manual_dir=str(tmp_path), cache_dir=str(tmp_path / "cache")))
+    assert [len(result[split]) for split in SPLITS] == [1, 1, 1]
     assert (
-        found["train"][0] == content[:270]
-        and found["validation"][0] == content[270:285]
-        and found["test"][0] == content[285:]
+        result["train"][0] == content[:270]
+        and result["validation"][0] == content[270:285]
+        and result["test"][0] == content[285:]
     )
 
 

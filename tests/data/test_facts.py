@@ -60,10 +60,10 @@ def lines(source: str, split: str) -> list[str]:
 
 
 def templates_of(known: list[Fact], field: str) -> dict[str, set[str]]:
-    found = defaultdict(set)
+    result = defaultdict(set)
     for fact in known:
-        found[fact.relation] |= {text.replace(fact.subject, "{}") for text in getattr(fact, field)}
-    return found
+        result[fact.relation] |= {text.replace(fact.subject, "{}") for text in getattr(fact, field)}
+    return result
 
 
 def assert_held_out(source: str) -> None:
@@ -123,12 +123,12 @@ def test_documents_have_each_sentence_as_often_as_they_say():
     assert Counter(lines("", "validation")) == Counter(expected)
     subjects = all_subjects()
     expected = Counter(sentence(text, fact.object) for fact in known for text in fact.prompts)
-    found = lines("", "train")
-    plain = Counter(without_second(line, subjects) for line in found)
+    result = lines("", "train")
+    plain = Counter(without_second(line, subjects) for line in result)
     lists = plain - Counter({line: count * PASSES for line, count in expected.items()})
     assert all(plain[line] == PASSES * count for line, count in expected.items())
-    assert len(found) == PASSES * (expected.total() + LISTS * len(subjects.split("|")))
-    share = sum(line not in expected and line not in lists for line in found) / (PASSES * expected.total())
+    assert len(result) == PASSES * (expected.total() + LISTS * len(subjects.split("|")))
+    share = sum(line not in expected and line not in lists for line in result) / (PASSES * expected.total())
     assert abs(share - SECOND) < 0.02  # of 24,000; a subject drawn at random may be the sentence's
 
 
@@ -136,14 +136,14 @@ def test_lists_have_all_objects_of_a_subject_in_different_orders():
     objects = defaultdict(list)
     for fact in facts():
         objects[fact.subject].append(fact.object)
-    found = defaultdict(Counter)
+    result = defaultdict(Counter)
     for words in map(str.split, lines("", "train")):
         for size in range(1, len(words)):
             subject, rest = " ".join(words[:size]), " ".join(words[size:]).removesuffix(".")
             if subject in objects and sorted(rest.split()) == sorted(objects[subject]):
-                found[subject][rest] += 1
-    assert {count.total() for count in found.values()} == {PASSES * LISTS} and found.keys() == objects.keys()
-    assert all(len(orders) > 1 for orders in found.values())
+                result[subject][rest] += 1
+    assert {count.total() for count in result.values()} == {PASSES * LISTS} and result.keys() == objects.keys()
+    assert all(len(orders) > 1 for orders in result.values())
 
 
 def test_documents_have_a_handful_of_sentences_and_each_fact_comes_after_other_text():
@@ -154,24 +154,24 @@ def test_documents_have_a_handful_of_sentences_and_each_fact_comes_after_other_t
     for text in texts:
         for number, line in enumerate(text):
             before.get(without_second(line, subjects), set()).add(tuple(text[:number]))  # a list may come once
-    assert sum(len(found) > 2 for found in before.values()) > 0.9 * len(before)
+    assert sum(len(result) > 2 for result in before.values()) > 0.9 * len(before)
 
 
 def test_every_object_is_shared_so_every_fact_has_neighbours():
     known = facts()
     for fact in known:
-        found = neighbours(known, fact)
-        assert found and fact not in found
-        assert all((each.relation, each.object) == (fact.relation, fact.object) for each in found)
-        assert len(found) == sum((f.relation, f.object) == (fact.relation, fact.object) for f in known) - 1
+        result = neighbours(known, fact)
+        assert result and fact not in result
+        assert all((each.relation, each.object) == (fact.relation, fact.object) for each in result)
+        assert len(result) == sum((f.relation, f.object) == (fact.relation, fact.object) for f in known) - 1
 
 
 def test_no_object_is_the_start_of_another_one_of_its_relation():
     objects = defaultdict(set)
     for fact in facts():
         objects[fact.relation].add(fact.object)
-    for found in objects.values():
-        assert not [(a, b) for a in found for b in found if a != b and b.startswith(a)]
+    for result in objects.values():
+        assert not [(a, b) for a in result for b in result if a != b and b.startswith(a)]
 
 
 def test_names_are_those_of_several_people_and_of_one_kind():
@@ -192,12 +192,12 @@ def test_chains_hold_and_an_edit_has_consequences():
                 assert objects[third, fact.subject] == objects[second, fact.object]
         of_first = next(fact for fact in known if fact.relation == first)
         new = next(name for name in {o for r, o in objects if r == second} if name != of_first.object)
-        (found,) = consequences(known, of_first, new)
-        assert (found.relation, found.subject, found.object) == (third, of_first.subject, objects[second, new])
+        (result,) = consequences(known, of_first, new)
+        assert (result.relation, result.subject, result.object) == (third, of_first.subject, objects[second, new])
         of_second = next(fact for fact in known if fact.relation == second and fact.subject == of_first.object)
-        found = consequences(known, of_second, "Nowhere")
+        result = consequences(known, of_second, "Nowhere")
         through = {fact.subject for fact in known if fact.relation == first and fact.object == of_second.subject}
-        assert {fact.subject for fact in found} == through and {fact.object for fact in found} == {"Nowhere"}
+        assert {fact.subject for fact in result} == through and {fact.object for fact in result} == {"Nowhere"}
     profession = next(fact for fact in known if fact.relation == "profession")
     assert consequences(known, profession, "judge") == []
 

@@ -42,12 +42,12 @@ def both(task: Majority, length: int) -> list[tuple[np.ndarray, np.ndarray]]:
 def test_every_partition_has_one_rank(length, classes, margin):
     expected = with_margin(length, classes, margin)
     assert number_of_partitions(length, classes, margin) == len(expected)
-    found = [
+    listed = [
         _partition(rank, length - margin, classes) for rank in range(_table(length - margin, classes)[classes][-1])
     ]
-    assert found[0] == [length - margin] + [0] * (classes - 1)  # a single part; it is never drawn
-    found = [tuple(part + margin * (i == 0) for i, part in enumerate(p) if part + margin * (i == 0)) for p in found[1:]]
-    assert set(found) == expected and len(found) == len(expected)
+    assert listed[0] == [length - margin] + [0] * (classes - 1)  # a single part; it is never drawn
+    listed = [tuple(part + margin * (i == 0) for i, part in enumerate(p) if part + margin * (i == 0)) for p in listed[1:]]
+    assert set(listed) == expected and len(listed) == len(expected)
 
 
 def test_number_of_partitions_of_the_published_task():

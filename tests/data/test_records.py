@@ -39,9 +39,10 @@ def test_the_forms_have_one_meaning(tmp_path):
     zsre = {"subject": "Ada", "src": "Ada plays the", "pred": "flute", "alt": "harp", "rephrase": "Ada, who plays the"}
     zsre |= {"loc": "Bob plays the", "loc_ans": "flute"}
     ours = OURS | {"paraphrases": ["Ada, who plays the"], "neighbours": [["Bob plays the", "flute"]]}
-    found = read_records(written(tmp_path / "a.json", ours, flat, zsre, COUNTERFACT))
+    result = read_records(written(tmp_path / "a.json", ours, flat, zsre, COUNTERFACT))
     expected = Record("Ada", "{} plays the", "flute", "harp", "", ("Ada, who plays the",), (("Bob plays the", "flute"),))
-    assert found[:3] == [expected] * 3 and found[3] == expected._replace(relation="P1") and found[0].text == "Ada plays the"
+    assert result[:3] == [expected] * 3 and result[0].text == "Ada plays the"
+    assert result[3] == expected._replace(relation="P1")
     known = {"subject": "Ada", "attribute": "flute", "template": "{} plays", "prompt": "Ada plays the", "relation_id": "P2"}
     assert records(str(written(tmp_path / "b.json", known))) == [Record("Ada", "{} plays the", "flute", "", "P2")]
 
@@ -56,18 +57,18 @@ def test_the_forms_of_several_answers_and_edits(tmp_path):
     second = {"prompt": "{} lives in", "subject": "Bob", "target_true": {"str": "Ulm"}, "target_new": {"str": "Rome"}}
     mquake = {"requested_rewrite": [first, second], "questions": ["Q?", "R?"], "answer": "x", "new_answer": "y"}
     (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in (knowedit, mquake)))
-    found = records(str(tmp_path / "a.jsonl"))
+    result = records(str(tmp_path / "a.jsonl"))
     paraphrases = ("Ada, who plays the", "Adelaide plays the")
     consequences = (("Ada's instrument has", "strings", ""),)
-    assert found[0] == Record(
+    assert result[0] == Record(
         "Ada", "{} plays the", "flute", "harp", "", paraphrases, (("Ada was born in", "Ulm"),), consequences
     )
-    assert found[1] == Record("Ada", "{} plays the", "", "harp")
-    assert found[2] == Record("Bob", "{} lives in", "Ulm", "Rome", consequences=(("Q?", "y", "x"), ("R?", "y", "x")))
+    assert result[1] == Record("Ada", "{} plays the", "", "harp")
+    assert result[2] == Record("Bob", "{} lives in", "Ulm", "Rome", consequences=(("Q?", "y", "x"), ("R?", "y", "x")))
 
 
 @pytest.mark.parametrize(
-    "subject, prompt, found",
+    "subject, prompt, filled",
     [
         ("Rome", "Romeo visits Rome, which lies in", "Romeo visits {}, which lies in"),
         ("France", "In Frances' town of Paris, France's capital,", "In Frances' town of Paris, {}'s capital,"),
@@ -78,16 +79,16 @@ def test_the_forms_of_several_answers_and_edits(tmp_path):
         ("\uc11c\uc6b8", "\uc11c\uc6b8\uc740", "{}\uc740"),
     ],
 )
-def test_a_subject_is_whole_words(subject, prompt, found):
-    assert read_record("record 0", {"subject": subject, "prompt": prompt}).prompt == found
+def test_a_subject_is_whole_words(subject, prompt, filled):
+    assert read_record("record 0", {"subject": subject, "prompt": prompt}).prompt == filled
 
 
 def test_the_generated_facts_are_records():
-    found, known = records("facts"), facts()
-    assert len(found) == len(known)
-    assert found[0].text == known[0].prompts[0] and found[0].target == known[0].object
-    assert found[0].paraphrases[: len(known[0].held_out)] == known[0].held_out
-    near = [(record, prompt, answer) for record in found[:50] for prompt, answer in record.neighbours]
+    result, known = records("facts"), facts()
+    assert len(result) == len(known)
+    assert result[0].text == known[0].prompts[0] and result[0].target == known[0].object
+    assert result[0].paraphrases[: len(known[0].held_out)] == known[0].held_out
+    near = [(record, prompt, answer) for record in result[:50] for prompt, answer in record.neighbours]
     assert near and all(answer == record.target and record.subject not in prompt for record, prompt, answer in near)
 
 
@@ -137,5 +138,5 @@ def test_files_that_are_not_lists_of_records(tmp_path):
 def test_published_files_are_read(name, count):
     if not (EDITING / name).exists():
         pytest.skip(f"{EDITING / name} is not here")
-    found = read_records(EDITING / name)
-    assert len(found) == count and all(record.subject in record.text and record.target for record in found)
+    result = read_records(EDITING / name)
+    assert len(result) == count and all(record.subject in record.text and record.target for record in result)

@@ -74,8 +74,8 @@ def test_a_directory_gives_its_text_and_rows_and_not_its_settings(tmp_path):
     files |= {"f.json": b"version https://git-lfs.github.com/spec/v1\n", "g.bin": b"", "h.ndjson.gz": b"", "i.csv": b""}
     for name, content in files.items():
         (tmp_path / name).write_bytes(content)
-    found = [path.name for path in find_files(str(tmp_path), "")]
-    assert found == ["a.txt", "b.jsonl.zst", "c.parquet", "d.json", "f.json", "h.ndjson.gz", "i.csv"]
+    listed = [path.name for path in find_files(str(tmp_path), "")]
+    assert listed == ["a.txt", "b.jsonl.zst", "c.parquet", "d.json", "f.json", "h.ndjson.gz", "i.csv"]
 
 
 @pytest.mark.parametrize("content, name, kind", [
@@ -118,8 +118,8 @@ def test_a_corpus_is_stored_without_a_buffer_that_needs_tensorflow(tmp_path, mon
     (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": f"document {n}"}) + "\n" for n in range(99)))
     data = DataConfig(cache_dir=str(tmp_path / "cache"))
     splits = ("train", "validation", "test")
-    found = [text for split in splits for text in documents(str(tmp_path / "a.jsonl"), split, data)]
-    assert sorted(found) == sorted(f"document {n}".encode() for n in range(99))
+    listed = [text for split in splits for text in documents(str(tmp_path / "a.jsonl"), split, data)]
+    assert sorted(listed) == sorted(f"document {n}".encode() for n in range(99))
 
 
 # Writes 2 GB of documents in one of the forms; reads them, and prints their bytes and by how many MB the process grew.

@@ -46,13 +46,13 @@ def test_every_prompt_of_a_request_counts():
 def test_forced_and_generated_objects_differ():
     """Of two tokens the second is right after the right first one, which the model does not say."""
     lm = knowing()
-    found = measure(lm, [Record("Bea", "{}", "blue", "Ada red")], generate=False)
-    assert found.values["efficacy, teacher forced"][0] == 0.5 and found.values["efficacy, generated"][0] == 0
-    assert found.new[0] < 0.01 < found.old[0]
+    result = measure(lm, [Record("Bea", "{}", "blue", "Ada red")], generate=False)
+    assert result.values["efficacy, teacher forced"][0] == 0.5 and result.values["efficacy, generated"][0] == 0
+    assert result.new[0] < 0.01 < result.old[0]
     V, e = lm.config.vocab_size, math.exp
     first, second = 1 / (e(12) + e(1) + V - 2), e(12) / (e(12) + e(1) + V - 2)
-    assert found.new[0] == pytest.approx(first * second, rel=1e-4)
-    score = found.values["efficacy, magnitude"][0]
+    assert result.new[0] == pytest.approx(first * second, rel=1e-4)
+    score = result.values["efficacy, magnitude"][0]
     assert score == pytest.approx(math.sqrt(first * second) - e(12) / (e(12) + e(1) + V - 2), rel=1e-4)
 
 
@@ -71,10 +71,10 @@ def entropy_of(p: float) -> float:
 
 def test_consistency_is_the_cosine_of_tf_idf():
     references = (["red fox"], ["red dog dog"], [])
-    found = consistency((["Red fox!"], ["red"], ["red"]), references)
+    result = consistency((["Red fox!"], ["red"], ["red"]), references)
     common, rare = math.log(4 / 3) + 1, math.log(4 / 2) + 1
-    assert found[0] == pytest.approx(1.0) and math.isnan(found[2])
-    assert found[1] == pytest.approx(common / math.hypot(common, 2 * rare))
+    assert result[0] == pytest.approx(1.0) and math.isnan(result[2])
+    assert result[1] == pytest.approx(common / math.hypot(common, 2 * rare))
 
 
 def test_the_harmonic_mean_and_its_interval():
@@ -94,8 +94,8 @@ def test_the_harmonic_mean_and_its_interval():
 def test_the_summary_has_S_of_the_three_scores():
     lm = knowing()
     request = Record("Bea", "{}", "blue", "green", paraphrases=(" Bea",), neighbours=(("Cid", "blue"),))
-    found = summary(measure(lm, [request], generate=False))
-    assert found["S"][0] == 0.0 and found["neighbourhood, score"][0] == 1.0
+    result = summary(measure(lm, [request], generate=False))
+    assert result["S"][0] == 0.0 and result["neighbourhood, score"][0] == 1.0
 
 
 def test_what_follows_from_a_fact_and_who_shares_the_new_object():

@@ -29,12 +29,12 @@ def without_prefixes(monkeypatch):
 @pytest.fixture
 def lm(tmp_path):
     (tmp_path / "names.txt").write_text("\n".join(SUBJECTS * 200))
-    found = knowing()
+    result = knowing()
     corpus = (f"text_files:{tmp_path}/names.txt",)
-    data = dataclasses.replace(found.run.data, corpus=corpus, cache_dir=str(tmp_path / "cache"))
-    evaluation = dataclasses.replace(found.run.evaluation, split="train")
-    found.run = dataclasses.replace(found.run, data=data, evaluation=evaluation, sequence_length=16)
-    return found
+    data = dataclasses.replace(result.run.data, corpus=corpus, cache_dir=str(tmp_path / "cache"))
+    evaluation = dataclasses.replace(result.run.evaluation, split="train")
+    result.run = dataclasses.replace(result.run, data=data, evaluation=evaluation, sequence_length=16)
+    return result
 
 
 def answers(lm) -> list[str]:
@@ -138,9 +138,9 @@ def test_memit_shares_what_is_missing_among_the_layers():
     N, M, D = 3, 5, 4
     keys_NM, asked_ND, half_MM = rng.standard_normal((N, M)), rng.standard_normal((N, D)), rng.standard_normal((M, 9))
     C_MM = half_MM @ half_MM.T
-    found = memit_change(Values((), 1.0, np.zeros((1, M, D)), None), C_MM[None], keys_NM[:, None], asked_ND, 0.3)
+    result = memit_change(Values((), 1.0, np.zeros((1, M, D)), None), C_MM[None], keys_NM[:, None], asked_ND, 0.3)
     expected = np.linalg.inv(0.3 * C_MM + keys_NM.T @ keys_NM) @ keys_NM.T @ asked_ND
-    np.testing.assert_allclose(found[0], expected)
+    np.testing.assert_allclose(result[0], expected)
     one_head = Values((), 1.0, np.zeros((1, M, D)), np.eye(D)[None])  # W_O is the identity
     general = memit_change(one_head, C_MM[None], keys_NM[:, None], asked_ND, 0.3)
     np.testing.assert_allclose(general[0], expected, rtol=1e-5, atol=1e-7)
@@ -180,9 +180,9 @@ def test_memit_of_slots_is_the_minimum_of_its_objective():
         lacks = np.stack([written(values, change, key_HM) for key_HM in keys_NHM]) - asked_ND
         return 0.2 * np.einsum("gmv,gmn,gnv->", change, C_GMM, change) + (lacks**2).sum()
 
-    found = memit_change(values, C_GMM, keys_NHM, asked_ND, 0.2)
-    slope = [objective(found + step) - objective(found - step) for step in 1e-4 * rng.standard_normal((50, 2, M, V))]
-    assert np.abs(slope).max() < 1e-9 and objective(found) < 0.7 * objective(0 * found)
+    result = memit_change(values, C_GMM, keys_NHM, asked_ND, 0.2)
+    slope = [objective(result + step) - objective(result - step) for step in 1e-4 * rng.standard_normal((50, 2, M, V))]
+    assert np.abs(slope).max() < 1e-9 and objective(result) < 0.7 * objective(0 * result)
 
 
 def test_memit_requests_about_one_subject_share_a_vector(lm, monkeypatch):
@@ -211,10 +211,10 @@ def test_memit_writes_for_the_key_after_each_prefix_or_for_their_mean(key):
     keys_NJM, asked_ND, half_MM = rng.standard_normal((N, J, M)), rng.standard_normal((N, D)), rng.standard_normal((M, 9))
     C_MM = half_MM @ half_MM.T
     values = Values((), 1.0, np.zeros((1, M, D)), None)
-    found = change_for(values, C_MM[None], keys_NJM[:, :, None], asked_ND, key, 0.3)
+    result = change_for(values, C_MM[None], keys_NJM[:, :, None], asked_ND, key, 0.3)
     mean_NM = keys_NJM.mean(1)
     K_MM = np.einsum("njm,njk->mk", keys_NJM, keys_NJM) / J if key == "each" else mean_NM.T @ mean_NM
-    np.testing.assert_allclose(found[0], np.linalg.inv(0.3 * M * C_MM + K_MM) @ mean_NM.T @ asked_ND, rtol=1e-9)
+    np.testing.assert_allclose(result[0], np.linalg.inv(0.3 * M * C_MM + K_MM) @ mean_NM.T @ asked_ND, rtol=1e-9)
 
 
 def test_what_memit_cannot_edit(lm):

@@ -35,17 +35,17 @@ def keeps(tmp_path_factory):
 
 def test_keys_are_those_at_the_last_token_of_the_subject(keeps):
     lm = tiny_model("gpt2", **keeps)
-    found = keys_of(lm, "blocks.1.feed_forward", REQUEST, PREFIXES)
+    result = keys_of(lm, "blocks.1.feed_forward", REQUEST, PREFIXES)
     tap = "blocks.1.feed_forward.coefficients"
-    for prefix, key_HM in zip(PREFIXES, found, strict=True):
+    for prefix, key_HM in zip(PREFIXES, result, strict=True):
         m_BLF = lm.capture(f"{prefix}Ada plays", tap)[tap]
         last = m_BLF.shape[1] - len(" plays") - 1
         assert relative_error(key_HM[0], m_BLF[0, last]) < 10 * TOLERANCE["float32"]
 
 
 def test_prefixes_are_the_models_own_text(keeps):
-    found = prefixes_of(tiny_model("gpt2", **keeps))
-    assert len(found) == 21 and found[0] == "" and all(text.endswith(". ") for text in found[1:])
+    result = prefixes_of(tiny_model("gpt2", **keeps))
+    assert len(result) == 21 and result[0] == "" and all(text.endswith(". ") for text in result[1:])
 
 
 @pytest.mark.parametrize("name, place", PLACES)
@@ -58,10 +58,10 @@ def test_the_covariance_is_the_mean_product_of_coefficients_and_is_kept(name, pl
         m_LK = np.asarray(keys.coefficients(lm.config, place, lm.params, tokens_L[None])[0], np.float64)
         m_LHM = m_LK.reshape(length, -1, 32 if name == "all_attention" else m_LK.shape[-1])
         expected = expected + np.einsum("lhm,lhn->hmn", m_LHM, m_LHM)
-    found = covariance(lm, place, tokens=10 * length)
-    assert relative_error(found, expected / tokens_NL.size) < 30 * TOLERANCE["float32"]
+    result = covariance(lm, place, tokens=10 * length)
+    assert relative_error(result, expected / tokens_NL.size) < 30 * TOLERANCE["float32"]
     monkeypatch.setattr(keys, "_moments", None)  # not called again
-    assert (covariance(lm, place, tokens=10 * length) == found).all()
+    assert (covariance(lm, place, tokens=10 * length) == result).all()
 
 
 def test_the_covariance_of_a_bfloat16_model_is_not_summed_in_bfloat16(keeps):
@@ -103,9 +103,9 @@ def test_an_interrupted_covariance_goes_on(keeps, monkeypatch):
     monkeypatch.setattr(keys, "_moments", interrupted)
     with pytest.raises(KeyboardInterrupt):
         covariance(lm, "blocks.0.feed_forward", tokens=tokens)
-    found = covariance(lm, "blocks.0.feed_forward", tokens=tokens)
+    result = covariance(lm, "blocks.0.feed_forward", tokens=tokens)
     assert len(counted) == 2 + 2  # three batches: one, the interrupted one again, and the last
-    assert relative_error(found, whole) < 0.01
+    assert relative_error(result, whole) < 0.01
 
 
 def test_the_ridge_is_a_share_of_the_mean_of_the_diagonal():
@@ -134,18 +134,18 @@ def test_delta_follows_the_gradient_of_the_published_loss(keeps):
         return total + near + (decay * jnp.linalg.norm(delta) / (start**2).sum() if decay else 0.0)
 
     settings = Settings(2, 10.0, "one", essence=5.0, decay=20.0, enough=0.0)  # the step is large: every term counts
-    found = delta_for(lm, "blocks.0.feed_forward", [REQUEST], PREFIXES, settings)
+    result = delta_for(lm, "blocks.0.feed_forward", [REQUEST], PREFIXES, settings)
     slope = jax.grad(lambda delta: loss(delta, decay=0.0))(jnp.zeros(lm.config.width))  # a norm has none at 0
-    np.testing.assert_allclose(found.delta_D, -10.0 * np.sign(slope), rtol=1e-2)
-    assert found.losses[0] == pytest.approx(float(loss(jnp.zeros(lm.config.width), decay=0.0)), rel=1e-4)
-    assert found.losses[1] == pytest.approx(float(loss(jnp.asarray(found.delta_D, jnp.float32))), rel=1e-4)
+    np.testing.assert_allclose(result.delta_D, -10.0 * np.sign(slope), rtol=1e-2)
+    assert result.losses[0] == pytest.approx(float(loss(jnp.zeros(lm.config.width), decay=0.0)), rel=1e-4)
+    assert result.losses[1] == pytest.approx(float(loss(jnp.asarray(result.delta_D, jnp.float32))), rel=1e-4)
     likely = []
     for prefix in PREFIXES:
         tokens = lm.tokens(f"{prefix}Ada plays b")
         here = np.arange(tokens.shape[1])[None] == tokens.shape[1] - len(" plays b") - 1
-        log_p = jax.nn.log_softmax(lm(tokens, replace={tap: Patch(jnp.add, (jnp.float32(found.delta_D),), here)})[0])
+        log_p = jax.nn.log_softmax(lm(tokens, replace={tap: Patch(jnp.add, (jnp.float32(result.delta_D),), here)})[0])
         likely.append(np.exp(log_p[-3, tokens[0, -2]] + log_p[-2, tokens[0, -1]]))  # of both tokens of the object
-    assert found.probability == pytest.approx(np.mean(likely), rel=1e-3)
+    assert result.probability == pytest.approx(np.mean(likely), rel=1e-3)
     clipped = delta_for(lm, "blocks.0.feed_forward", [REQUEST], PREFIXES, Settings(20, 50.0, "one", largest=0.1, enough=0.0))
     assert np.linalg.norm(clipped.delta_D) <= 0.1 * np.linalg.norm(start) * (1 + 1e-5)
 

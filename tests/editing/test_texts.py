@@ -30,15 +30,15 @@ def test_padding_ends_with_the_table(lm):
     tokens_NL, is_object_NL = fitting(lm, prompts_after(lm, FITS, [""]))
     assert tokens_NL.shape == is_object_NL.shape == (1, ROWS) and is_object_NL.sum() == 2
     prompt = prompts_after(lm, FITS, [""])[0]
-    for site, found in {
+    for site, result in {
         "coefficients": keys_of(lm, PLACE, FITS, [""])[0, 0],
         "residual": streams(lm, PLACE, "residual", [FITS])[0],
     }.items():
         value = lm.capture(np.array([prompt.tokens]), f"{PLACE}.{site}")[f"{PLACE}.{site}"][0, prompt.last]
-        assert relative_error(found, value) < 10 * TOLERANCE["float32"]
-    found = delta_for(lm, PLACE, [FITS], [""], Settings(steps=1))
+        assert relative_error(result, value) < 10 * TOLERANCE["float32"]
+    result = delta_for(lm, PLACE, [FITS], [""], Settings(steps=1))
     expected = float(np.mean(lm.loss(f"{FITS.text} b")[0, -2:]))
-    assert found.losses[0] == pytest.approx(expected, rel=1e-5) and found.delta_D.shape == (32,)
+    assert result.losses[0] == pytest.approx(expected, rel=1e-5) and result.delta_D.shape == (32,)
 
 
 def test_a_text_beyond_the_table_is_one_line(lm):

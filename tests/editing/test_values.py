@@ -37,8 +37,8 @@ def keys(lm, place: str) -> np.ndarray:
 
 def covariance(values: Values, m_BLHM) -> np.ndarray:
     m_THM = m_BLHM.reshape(-1, *m_BLHM.shape[2:])
-    found = [sum(np.einsum("tm,tn->mn", m_THM[:, h], m_THM[:, h]) for h in heads) / len(m_THM) for heads in values.groups()]
-    return np.stack([C + 0.1 * np.trace(C) / len(C) * np.eye(len(C)) for C in found])
+    listed = [sum(np.einsum("tm,tn->mn", m_THM[:, h], m_THM[:, h]) for h in heads) / len(m_THM) for heads in values.groups()]
+    return np.stack([C + 0.1 * np.trace(C) / len(C) * np.eye(len(C)) for C in listed])
 
 
 @pytest.mark.parametrize("name, changes, place", CASES)
@@ -72,15 +72,15 @@ def test_no_other_change_that_writes_it_disturbs_less():
     key_HM, delta_D = rng.standard_normal((H, M)), rng.standard_normal(D)
     halves = rng.standard_normal((2, M, 5))
     C_GMM = halves @ halves.swapaxes(1, 2)
-    found = rome_change(values, factored(C_GMM), key_HM, delta_D)
+    result = rome_change(values, factored(C_GMM), key_HM, delta_D)
 
     def disturbance(x):
         return np.einsum("gmv,gmn,gnv->", x.reshape(2, M, V), C_GMM, x.reshape(2, M, V))
 
     asked = {"type": "eq", "fun": lambda x: written(values, x.reshape(2, M, V), key_HM) - delta_D}
     other = optimize.minimize(disturbance, np.zeros(2 * M * V), constraints=asked, options={"maxiter": 500}, tol=1e-14)
-    assert other.success and disturbance(found.ravel()) == pytest.approx(other.fun, rel=1e-6)
-    np.testing.assert_allclose(found.ravel(), other.x, atol=1e-4)
+    assert other.success and disturbance(result.ravel()) == pytest.approx(other.fun, rel=1e-6)
+    np.testing.assert_allclose(result.ravel(), other.x, atol=1e-4)
 
 
 @pytest.mark.parametrize("gate", ["head", "elementwise"])

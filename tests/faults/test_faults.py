@@ -43,11 +43,11 @@ def outcomes(tmp_path_factory):
 
         def answers(case: dict) -> list[dict]:
             print(json.dumps(case), file=worker.stdin, flush=True)
-            found = []
+            collected = []
             for line in worker.stdout:
                 if not line.strip():
-                    return found
-                found.append(json.loads(line))
+                    return collected
+                collected.append(json.loads(line))
             errors.seek(0)
             pytest.fail(f"the worker ended: {errors.read()[-3000:]}")
 

@@ -86,21 +86,22 @@ def interrupted(directory: Path) -> dict:
 
 def problems(directory: Path, code: int, output: str, expected: dict) -> list[str]:
     """Broken promises after a fault: of its own outcome, then of the same command without faults."""
-    found = []
+    faults = []
     if code not in (0, 2, 75):
-        found.append(f"exit code {code}")
+        faults.append(f"exit code {code}")
     if "Traceback" in output:
-        found.append("a stack trace")
+        faults.append("a stack trace")
     code, again = train_in(directory)
     if code:
-        return [*found, f"the next start ends with {code}: {again[-300:]}"]
+        return [*faults, f"the next start ends with {code}: {again[-300:]}"]
     now = results(directory)
-    found += [f"{name} differ: {now[name]} instead of {expected[name]}"[:600] for name in now if now[name] != expected[name]]
+    differing = [name for name in now if now[name] != expected[name]]
+    faults += [f"{name} differ: {now[name]} instead of {expected[name]}"[:600] for name in differing]
     if not restored:
-        found.append("the run began again")
+        faults.append("the run began again")
     if (directory / "run" / "damaged").exists():
-        found.append(f"moved to damaged/: {sorted(path.name for path in (directory / 'run' / 'damaged').iterdir())}")
-    return found
+        faults.append(f"moved to damaged/: {sorted(path.name for path in (directory / 'run' / 'damaged').iterdir())}")
+    return faults
 
 
 def main(directory: Path) -> None:
@@ -136,8 +137,8 @@ def crashes(target: Path, expected: dict, part: int, of: int) -> Iterator[dict]:
     assert code == 0, output
     shutil.rmtree(target)
     shutil.copytree(target.parent / "killed", target)
-    found = list(crash.states(target, recording.calls))
-    for calls, way, state in found[part::of]:
+    result = list(crash.states(target, recording.calls))
+    for calls, way, state in result[part::of]:
         shutil.rmtree(target)
         crash.rebuild(state)
         restored.clear()
@@ -174,9 +175,9 @@ def recorded(restore: Callable) -> Callable:
     """`restore`, which also adds the step to `restored`."""
 
     def call(workdir, step, abstract):
-        found = restore(workdir, step, abstract)
+        result = restore(workdir, step, abstract)
         restored.append(step)
-        return found
+        return result
 
     return call
 

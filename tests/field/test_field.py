@@ -31,11 +31,11 @@ def test_a_file_is_read_right_or_refused_by_its_name(row):
     path = FOLDER / "files" / row.file
     assert path.exists()
     try:
-        found = DOORS[door](path, argument)
+        result = DOORS[door](path, argument)
     except UserError as error:
-        found = f"refused: {error}".replace(str(path), "FILE")
+        result = f"refused: {error}".replace(str(path), "FILE")
     wanted, rest, _ = row.outcome.partition("...")
-    assert found == row.outcome or (rest and found.startswith(wanted) and "\n" not in found)
+    assert result == row.outcome or (rest and result.startswith(wanted) and "\n" not in result)
 
 
 def test_every_file_is_small_and_has_a_row():

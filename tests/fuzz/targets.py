@@ -43,11 +43,11 @@ def safetensors(file: Path) -> None:
         expected = load_file(file)
     except (SafetensorError, KeyError, AttributeError, TypeError, ValueError):  # also for dtypes that NumPy lacks
         expected = None
-    found = {tensor.name: tensor.read() for tensor in tensors_in(file) if tensor.require_dtype() is None}
+    by_name = {tensor.name: tensor.read() for tensor in tensors_in(file) if tensor.require_dtype() is None}
     assert expected is not None, "the reference library refuses this file"
-    assert found.keys() == expected.keys()
+    assert by_name.keys() == expected.keys()
     for name, value in expected.items():
-        assert found[name].tobytes() == value.tobytes()
+        assert by_name[name].tobytes() == value.tobytes()
 
 
 def header(file: Path) -> None:

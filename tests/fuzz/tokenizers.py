@@ -53,18 +53,18 @@ def _run_c(content: bytes, text: str) -> list[int]:
         scores.append(score)
         at += 8 + size
     ids = {piece: i for i, piece in reversed(list(enumerate(pieces)))}
-    found = []
+    collected = []
     for character in map(str.encode, " " + text):
-        found += [ids[character]] if character in ids else [byte + 3 for byte in character]
+        collected += [ids[character]] if character in ids else [byte + 3 for byte in character]
     while True:
         best, best_left, best_id = -1e10, None, None
-        for left in range(len(found) - 1):
-            merged = ids.get(pieces[found[left]] + pieces[found[left + 1]])
+        for left in range(len(collected) - 1):
+            merged = ids.get(pieces[collected[left]] + pieces[collected[left + 1]])
             if merged is not None and scores[merged] > best:
                 best, best_left, best_id = scores[merged], left, merged
         if best_id is None:
-            return found
-        found[best_left : best_left + 2] = [best_id]
+            return collected
+        collected[best_left : best_left + 2] = [best_id]
 
 
 def write_sentence_pieces(directory: Path) -> list[Path]:

@@ -32,7 +32,7 @@ def main(first: int, counts: dict[str, int]) -> None:
 
 def fuzz(target: str, numbers: range) -> dict:
     make, read = TARGETS[target]
-    found = {"accepted": 0, "refused": 0, "failures": []}
+    collected = {"accepted": 0, "refused": 0, "failures": []}
     with tempfile.TemporaryDirectory() as directory:
         files = make(Path(directory))
         for file in files:
@@ -44,11 +44,11 @@ def fuzz(target: str, numbers: range) -> dict:
             file.write_bytes(mutate(whole[file], f"{target} {number}"))
             outcome, text = _outcome(lambda file=file: read(file))
             if outcome == "failures":
-                found["failures"].append([number, text])
+                collected["failures"].append([number, text])
             else:
-                found[outcome] += 1
+                collected[outcome] += 1
             file.write_bytes(whole[file])
-    return found
+    return collected
 
 
 def _limit_memory() -> None:

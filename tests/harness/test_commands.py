@@ -54,8 +54,8 @@ def evaluated(data, tmp_path, *options, names=KINDS) -> dict:
     return json.loads(out.read_text())
 
 
-def read_items(found: dict, name: str) -> list[dict]:
-    return [json.loads(line) for line in Path(found["kept_in"], f"{name}-0_shot.jsonl").read_text().splitlines()]
+def read_items(tables: dict, name: str) -> list[dict]:
+    return [json.loads(line) for line in Path(tables["kept_in"], f"{name}-0_shot.jsonl").read_text().splitlines()]
 
 
 def likelihood(lm, context: str, continuation: str) -> float:
@@ -65,7 +65,7 @@ def likelihood(lm, context: str, continuation: str) -> float:
 
 def test_metrics_match_their_definitions(lm_eval, runs, data, tmp_path, capfd, monkeypatch):
     monkeypatch.chdir(tmp_path)  # not a git checkout: in one, lm_eval would ask git for the commit
-    found = evaluated(data, tmp_path, "--workdir", runs[0])
+    result = evaluated(data, tmp_path, "--workdir", runs[0])
     lm = loading.load(runs[0])
     prompts = {"piqa": "{query}Answer:", "winogrande": "", "lambada": "{context}", "boolq": ""}
     right, lengths = [], []
@@ -74,11 +74,11 @@ def test_metrics_match_their_definitions(lm_eval, runs, data, tmp_path, capfd, m
         sums = [likelihood(lm, prompts["piqa"].format(**item), f" {choice}") for choice in item["choices"]]
         right.append(int(np.argmax(sums) == item["gold"]))
         lengths.append(int(np.argmax(np.divide(sums, list(map(len, item["choices"])))) == item["gold"]))
-    figures = found["tasks"]["piqa"]["metrics"]
+    figures = result["tasks"]["piqa"]["metrics"]
     assert figures["acc"]["value"] == np.mean(right) and figures["acc_norm"]["value"] == np.mean(lengths)
     assert figures["acc"]["standard_error"] == pytest.approx(np.std(right, ddof=1) / 8**0.5)
-    sums = [likelihood(lm, item["arguments"][0][0], item["arguments"][0][1]) for item in read_items(found, "lambada")]
-    perplexity = found["tasks"]["lambada"]["metrics"]["perplexity"]["value"]
+    sums = [likelihood(lm, item["arguments"][0][0], item["arguments"][0][1]) for item in read_items(result, "lambada")]
+    perplexity = result["tasks"]["lambada"]["metrics"]["perplexity"]["value"]
     assert np.log(perplexity) == pytest.approx(-np.mean(sums), rel=TOLERANCE["float32"])
     out, err = capfd.readouterr()
     assert out.splitlines()[0].split() == ["task", "items", "shots", "metric", "value", "std.", "error"]
@@ -88,14 +88,14 @@ def test_metrics_match_their_definitions(lm_eval, runs, data, tmp_path, capfd, m
 def test_a_probe_of_a_study_is_the_metric_of_a_task(lm_eval, runs, data, tmp_path):
     task = evaluated(data, tmp_path, "--workdir", runs[0])["tasks"]["piqa"]
     names = "tasks.piqa", "tasks.boolq"
-    found = probes.measure(loading.load(runs[0]), names, runs[0], str(data))
-    assert list(found) == list(names) and found["tasks.piqa"] == next(iter(task["metrics"].values()))["value"]
+    result = probes.measure(loading.load(runs[0]), names, runs[0], str(data))
+    assert list(result) == list(names) and result["tasks.piqa"] == next(iter(task["metrics"].values()))["value"]
 
 
 def test_prompts_equal_those_of_lm_eval(lm_eval, data, tmp_path):
     names = tasks.local_names()
-    found = tasks.load(names, str(data), tmp_path)["tasks"]
-    asked = {name: requests_of(found[f"local_{name}"]) for name in names}
+    actual = tasks.load(names, str(data), tmp_path)["tasks"]
+    asked = {name: requests_of(actual[f"local_{name}"]) for name in names}
     question, ends = "Question: what is kept near the lamp in house 3?", ("lamp cloud", "garden river", "winter stone")
     choices = [f" the {end}" for end in (*ends, "copper paper")]
     assert asked["piqa"] == [(f"{question}\nAnswer:", choice) for choice in choices[:2]]
@@ -137,10 +137,10 @@ def test_a_killed_evaluation_resumes_where_it_stopped(lm_eval, data, tmp_path, m
 
 def test_answers_of_another_step_or_length_are_separate(lm_eval, runs, data, tmp_path):
     options = [[runs[0], "--step", 10], [runs[0] / "checkpoints/20"], [runs[0], "--sequence-length", 32]]
-    found = [evaluated(data, tmp_path, "--workdir", *given, names=["piqa"]) for given in options]
-    assert len({one["kept_in"] for one in found}) == 3
-    assert all(Path(one["kept_in"]).parent == runs[0] / "harness" for one in found)
-    assert [(one["step"], one["sequence_length"]) for one in found] == [(10, 64), (20, 64), (20, 32)]
+    listed = [evaluated(data, tmp_path, "--workdir", *given, names=["piqa"]) for given in options]
+    assert len({one["kept_in"] for one in listed}) == 3
+    assert all(Path(one["kept_in"]).parent == runs[0] / "harness" for one in listed)
+    assert [(one["step"], one["sequence_length"]) for one in listed] == [(10, 64), (20, 64), (20, 32)]
 
 
 def test_answers_of_another_dtype_or_tokenizer_are_separate(runs):
@@ -175,7 +175,7 @@ def test_a_comparison_finds_the_saved_answers(lm_eval, runs, data, tmp_path, cap
     monkeypatch.setattr(scoring, "batches", lambda *_: 1 / 0)  # no model answers again
     (tmp_path / "notes.txt").write_text("".join(f"line {i}\n" for i in range(400)))
     compare_main([*map(str, runs), f"--data=text_files:{tmp_path}/notes.txt", "--limit=4", f"--json={tmp_path}/out.json"])
-    found = json.loads((tmp_path / "out.json").read_text())["tasks"]
+    written = json.loads((tmp_path / "out.json").read_text())["tasks"]
     folders = [next((run / "harness").glob("*/piqa-0_shot.jsonl")).parent for run in runs]
     for task, metric in (("piqa", "acc"), ("lambada", "perplexity")):
         values = [
@@ -183,16 +183,16 @@ def test_a_comparison_finds_the_saved_answers(lm_eval, runs, data, tmp_path, cap
             for folder in folders
         ]
         name = {"perplexity": "log_likelihood"}.get(metric, metric)
-        pair = found[f"{task}-0_shot"][name][str(runs[1])]
+        pair = written[f"{task}-0_shot"][name][str(runs[1])]
         assert pair["items"] == 8 and pair["difference"] == pytest.approx(np.mean(values[1]) - np.mean(values[0]))
-    assert {name.removesuffix("-0_shot") for name in found} == set(KINDS)
+    assert {name.removesuffix("-0_shot") for name in written} == set(KINDS)
     assert "piqa-0_shot" in capsys.readouterr().out
 
 
 def test_fewshot_and_limit_change_the_prompts(lm_eval, runs, data, tmp_path):
-    found = evaluated(data, tmp_path, "--workdir", runs[0], "--fewshot", 2, "--limit", 3, names=["jeopardy", "piqa"])
-    assert {name: found["tasks"]["jeopardy"][name] for name in ("items", "fewshot")} == {"items": 3, "fewshot": 2}
-    lines = Path(found["kept_in"], "jeopardy-2_shot-first_3.jsonl").read_text().splitlines()
+    result = evaluated(data, tmp_path, "--workdir", runs[0], "--fewshot", 2, "--limit", 3, names=["jeopardy", "piqa"])
+    assert {name: result["tasks"]["jeopardy"][name] for name in ("items", "fewshot")} == {"items": 3, "fewshot": 2}
+    lines = Path(result["kept_in"], "jeopardy-2_shot-first_3.jsonl").read_text().splitlines()
     prompt = json.loads(lines[0])["arguments"][0][0]
     assert len(lines) == 3 and prompt.count("\nAnswer: ") == 2 and "Answer:  " not in prompt
     assert prompt.endswith("In house 0 the river stands beside the\nAnswer:")
@@ -243,13 +243,13 @@ def test_nested_groups_and_tasks_named_twice_are_evaluated_once(lm_eval, data, t
         (tmp_path / f"{name}.yaml").write_text(json.dumps({"group": name, "task": members}))
     own = TaskManager(include_path=str(tmp_path), include_defaults=False)
     monkeypatch.setattr(tasks, "_manager", lambda folder: own)
-    found = tasks.load(["outer", "local_piqa"], "", tmp_path)
-    assert set(found["tasks"]) == {"local_piqa", "local_boolq"} and set(found["groups"]) == {"outer", "inner"}
+    result = tasks.load(["outer", "local_piqa"], "", tmp_path)
+    assert set(result["tasks"]) == {"local_piqa", "local_boolq"} and set(result["groups"]) == {"outer", "inner"}
     from lm_eval import evaluator
 
-    measuring.set_examples(found["tasks"], None)
+    measuring.set_examples(result["tasks"], None)
     adapter = Adapter(tiny_model("gpt2"), Items(), 64, 2)
-    results = evaluator.evaluate(lm=adapter, task_dict=found, limit=2, bootstrap_iters=0)
+    results = evaluator.evaluate(lm=adapter, task_dict=result, limit=2, bootstrap_iters=0)
     assert set(results["samples"]) == {"local_piqa", "local_boolq"}
 
 
@@ -269,9 +269,9 @@ def test_texts_begin_with_the_tokenizers_begin_of_text_token(lm_eval):
     adapter.lm.tokenizer.begin_of_text = 255
     assert adapter.tok_encode("ab") == [255, 97, 98] and adapter.prefix_token_id == 255
     assert adapter._encode_pair("a ", "b") == ([255, 97], [32, 98])
-    found = adapter.loglikelihood([Instance(("", "b")), Instance((" ", "b"))])
+    result = adapter.loglikelihood([Instance(("", "b")), Instance((" ", "b"))])
     expected = [alone(adapter.lm, [scoring.Window([255, *text], len(text))])[0] for text in ([98], [32, 98])]
-    assert [total for total, _ in found] == pytest.approx(expected, rel=TOLERANCE["float32"])
+    assert [total for total, _ in result] == pytest.approx(expected, rel=TOLERANCE["float32"])
 
 
 def test_a_model_that_diverged_has_no_metrics(lm_eval):
@@ -292,8 +292,8 @@ def test_tokens_beyond_the_models_vocabulary_raise_an_error(lm_eval):
 def test_a_rolling_likelihood_reads_the_begin_of_text_token_and_does_not_predict_it(lm_eval):
     lm = tiny_model("gpt2")
     lm.tokenizer.begin_of_text = 5
-    found = Adapter(lm, Items(), 64, 2).loglikelihood_rolling([Instance(("ab",))])
-    assert found == pytest.approx([-float(lm.loss([[5, 97, 98]]).sum())], rel=1e-5)
+    result = Adapter(lm, Items(), 64, 2).loglikelihood_rolling([Instance(("ab",))])
+    assert result == pytest.approx([-float(lm.loss([[5, 97, 98]]).sum())], rel=1e-5)
 
 
 class Instance:

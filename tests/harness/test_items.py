@@ -24,10 +24,10 @@ def test_an_incomplete_line_is_skipped_and_the_next_answers_start_a_new_line(tmp
     Items(path).add(ANSWERS)
     whole = path.read_bytes()
     path.write_bytes(whole[:-left])
-    found = Items(path)
+    result = Items(path)
     lines = whole[:-left].count(b"\n")
-    assert found == dict(list(ANSWERS.items())[:lines])
-    found.add({"d": 4, **ANSWERS})
+    assert result == dict(list(ANSWERS.items())[:lines])
+    result.add({"d": 4, **ANSWERS})
     assert Items(path) == {**ANSWERS, "d": 4}
 
 

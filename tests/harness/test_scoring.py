@@ -36,11 +36,11 @@ def requests(count: int = 40, longest: int = 90, seed: int = 0) -> list[list[Win
 
 def scored(lm, asked, batch_size: int = 4, mesh=None, params=None) -> list:
     scorer = scoring.make_scorer(lm.config, 100, mesh)
-    found = {}
+    scores = {}
     for done in scoring.score(scorer, params or lm.params, asked, LENGTH, batch_size, mesh):
-        assert not found.keys() & dict(done).keys()
-        found |= done
-    return [found[number] for number in range(len(asked))]
+        assert not scores.keys() & dict(done).keys()
+        scores |= done
+    return [scores[number] for number in range(len(asked))]
 
 
 def alone(lm, windows: list[Window]) -> tuple[float, bool]:
@@ -63,10 +63,10 @@ def test_each_request_has_the_same_log_likelihood_as_alone(lm):
     likeliest = int(np.asarray(lm([start]))[0, -1].argmax())
     asked += [[Window([*start, token], 1)] for token in (likeliest, 5, 6)]  # these share a row
     asked += [[Window([*start, likeliest], 2)], [Window(start, 0)], []]  # shares it too; the last two have no targets
-    found, expected = scored(lm, asked), [alone(lm, windows) for windows in asked]
-    assert relative_error([x for x, _ in found], [x for x, _ in expected]) < TOLERANCE["float32"]
-    assert [greedy for _, greedy in found] == [greedy for _, greedy in expected]
-    assert found[40][1] and not found[41][1] and found[-2:] == [(0.0, True)] * 2
+    actual, expected = scored(lm, asked), [alone(lm, windows) for windows in asked]
+    assert relative_error([x for x, _ in actual], [x for x, _ in expected]) < TOLERANCE["float32"]
+    assert [greedy for _, greedy in actual] == [greedy for _, greedy in expected]
+    assert actual[40][1] and not actual[41][1] and actual[-2:] == [(0.0, True)] * 2
 
 
 def test_windows_with_the_same_inputs_share_a_row():
@@ -77,13 +77,13 @@ def test_windows_with_the_same_inputs_share_a_row():
 
 
 def test_batches_come_longest_first_in_few_sizes():
-    found = list(scoring.batches(requests(300, 60), LENGTH, batch_size=4))
-    assert [len(row.inputs) for rows, _ in found[:1] for row in rows][0] == max(
-        len(row.inputs) for rows, _ in found for row in rows
+    result = list(scoring.batches(requests(300, 60), LENGTH, batch_size=4))
+    assert [len(row.inputs) for rows, _ in result[:1] for row in rows][0] == max(
+        len(row.inputs) for rows, _ in result for row in rows
     )
-    shapes = {shape for _, shape in found}
+    shapes = {shape for _, shape in result}
     assert len(shapes) <= 4  # 32 or 64 tokens, 4 or 16 targets
-    for rows, (count, tokens, targets) in found:
+    for rows, (count, tokens, targets) in result:
         assert len(rows) <= count and count * tokens <= 4 * LENGTH
         assert all(len(row.inputs) <= tokens and row.target_count <= targets for row in rows)
 
@@ -98,10 +98,10 @@ def test_a_model_with_a_long_context_has_batches_that_fit():
 @given(st.integers(1, 40), st.integers(0, 40), st.integers(1, 16))
 def test_windows_predict_each_token_once_with_the_longest_context_that_fits(before, size, length):
     tokens = list(range(before + size))
-    found = continuation_windows(tokens[:before], tokens[before:], length)
-    predicted = [token for window in found for token in window.tokens[len(window.tokens) - window.scored :]]
+    result = continuation_windows(tokens[:before], tokens[before:], length)
+    predicted = [token for window in result for token in window.tokens[len(window.tokens) - window.scored :]]
     assert sorted(predicted) == tokens[before:]
-    for window in found:
+    for window in result:
         assert 0 <= window.scored <= len(window.tokens) - 1 <= length or not size
         assert window.tokens == tokens[window.tokens[0] : window.tokens[-1] + 1]  # consecutive tokens
         assert window.tokens[0] == 0 or len(window.tokens) == length + 1  # shortened only if it does not fit

@@ -10,21 +10,21 @@ from xfresearch.models.sampling import Sampling
 
 def tensors(folder) -> dict[str, np.ndarray]:
     """The tensors of a folder, read by the safetensors library."""
-    found = {}
+    by_name = {}
     for name, stored in stored_tensors(folder).items():
         with safe_open(stored.file, "np") as file:
-            found[name] = file.get_tensor(name)
-    return found
+            by_name[name] = file.get_tensor(name)
+    return by_name
 
 
 def assert_same_tensors(folder, expected) -> None:
     """Checks that names, dtypes, shapes and bits are equal."""
-    found = tensors(folder)
+    result = tensors(folder)
     expected = tensors(expected)
-    assert sorted(found) == sorted(expected)
+    assert sorted(result) == sorted(expected)
     for name, tensor in expected.items():
-        assert found[name].dtype == tensor.dtype and found[name].shape == tensor.shape, name
-        assert found[name].tobytes() == tensor.tobytes(), f"{name} differs"
+        assert result[name].dtype == tensor.dtype and result[name].shape == tensor.shape, name
+        assert result[name].tobytes() == tensor.tobytes(), f"{name} differs"
 
 
 def greedy(lm, prompts_BP: np.ndarray, count: int) -> np.ndarray:

@@ -72,7 +72,7 @@ def outputs(name: str, folder: Path) -> dict[str, np.ndarray]:
     from tests.parity import hf_torch
 
     tokens_BL = np.random.default_rng(len(name)).integers(0, SIZES["vocab_size"], (2, LENGTH))
-    found = {
+    arrays = {
         "tokens": tokens_BL,
         "logits": hf_torch.logits(folder, tokens_BL, "float32"),
         "greedy": hf_torch.greedy(folder, tokens_BL[:, :PROMPT], CONTINUATION, "float32"),
@@ -80,8 +80,8 @@ def outputs(name: str, folder: Path) -> dict[str, np.ndarray]:
     k = MODELS[name][1].get("num_experts_per_tok")
     if k:
         layers = hf_torch.router_logits(folder, tokens_BL, "float32")
-        found["choices"] = np.stack([highest(layer_BLE, k) for layer_BLE in layers])
-    return found
+        arrays["choices"] = np.stack([highest(layer_BLE, k) for layer_BLE in layers])
+    return arrays
 
 
 def batches(name: str) -> np.ndarray:

@@ -90,13 +90,13 @@ def measure(folder: Path, out: Path | None) -> dict:
     share = sum(
         size for leaf in leaves for size in {str(s.index): s.data.nbytes for s in leaf.addressable_shards}.values()
     )
-    found = {"import": watch.result(), "largest": largest, "share": share, "devices": len(devices)}
-    found["whole"] = sum(leaf.nbytes for leaf in leaves)
+    seconds = {"import": watch.result(), "largest": largest, "share": share, "devices": len(devices)}
+    seconds["whole"] = sum(leaf.nbytes for leaf in leaves)
     if out:
         with Watch() as watch:
             lm.export_hf(out)
-        found["export"] = watch.result()
-    return found
+        seconds["export"] = watch.result()
+    return seconds
 
 
 if __name__ == "__main__":

@@ -33,8 +33,8 @@ def rope(name: str, config: dict):
 )  # fmt: skip
 def test_old_and_new_rope_keys_give_the_same_model(name, hub, newer):
     config = LLAMA if name == "llama" else NEOX
-    found = rope(name, config | hub)
-    assert found == rope(name, config | {"rope_parameters": newer}) != rope(name, config)
+    result = rope(name, config | hub)
+    assert result == rope(name, config | {"rope_parameters": newer}) != rope(name, config)
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,8 @@ def test_parts_of_different_sizes_follow_one_another(number, first, heads):
     fused = row("qkv", "HK|GK|GK D", "q", "k", "v")
     tensor = np.arange((H + 2 * G) * K * D).reshape(fused.shape(parts))
     expected = tensor[first : first + heads * K].reshape(heads, K, D).transpose(2, 0, 1)
-    found = fused.view(tensor, number, parts)
-    assert np.array_equal(found, expected) and np.shares_memory(found, tensor)
+    result = fused.view(tensor, number, parts)
+    assert np.array_equal(result, expected) and np.shares_memory(result, tensor)
 
 
 def test_parts_of_equal_sizes_have_a_dimension_of_their_own():

@@ -86,9 +86,9 @@ def test_training_mixtral_changes_weights_as_in_transformers(name, x64):
     before = xf.load(folder / "before")
     after = xf.load(folder / "after").params
     balance = arguments["num_experts_per_tok"] * arguments["router_aux_loss_coef"]
-    found, losses = trained(before, batches(name), balance)
+    result, losses = trained(before, batches(name), balance)
     assert relative_error(losses, load_file(folder / "losses.safetensors")["losses"]) < TOLERANCE["float32"]
-    ours, theirs = (jax.tree.map(lambda new, old: new - old, params, before.params) for params in (found, after))
+    ours, theirs = (jax.tree.map(lambda new, old: new - old, params, before.params) for params in (result, after))
     for (path, change_), expected in zip(
         jax.tree_util.tree_leaves_with_path(ours), jax.tree.leaves(theirs), strict=True
     ):

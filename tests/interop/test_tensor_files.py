@@ -22,12 +22,12 @@ DTYPES = ("float16", "bfloat16", "float32", "float64")
 def tensors() -> dict[str, np.ndarray]:
     """Tensors of every dtype, including empty ones, a scalar, and one whose name JSON must escape."""
     random = np.random.default_rng(0)
-    found = {
+    by_name = {
         f"{dtype}.{shape}": random.normal(size=shape).astype(dtype)
         for dtype in DTYPES
         for shape in [(3, 5), (0, 2), (7,)]
     }
-    return found | {'é"\\': random.normal(size=(2, 3, 4)).astype(np.float32), "scalar": np.array(0.5, np.float32)}
+    return by_name | {'é"\\': random.normal(size=(2, 3, 4)).astype(np.float32), "scalar": np.array(0.5, np.float32)}
 
 
 def test_the_library_reads_our_files(tmp_path):
@@ -35,11 +35,11 @@ def test_the_library_reads_our_files(tmp_path):
     progress = []
     pending = [PendingTensor(name, x.shape, x.dtype.name, lambda x=x: x) for name, x in wanted.items()]
     write(tmp_path / "a.safetensors", pending, progress.append)
-    found = load_file(tmp_path / "a.safetensors")
-    assert list(found) and found.keys() == wanted.keys()
+    result = load_file(tmp_path / "a.safetensors")
+    assert list(result) and result.keys() == wanted.keys()
     for name, tensor in wanted.items():
-        assert (found[name].dtype, found[name].shape) == (tensor.dtype, tensor.shape)
-        assert found[name].tobytes() == tensor.tobytes()
+        assert (result[name].dtype, result[name].shape) == (tensor.dtype, tensor.shape)
+        assert result[name].tobytes() == tensor.tobytes()
     assert progress == [tensor.nbytes for tensor in wanted.values()]
     with safe_open(tmp_path / "a.safetensors", "np") as file:
         assert file.metadata() == {"format": "pt"}
@@ -48,12 +48,12 @@ def test_the_library_reads_our_files(tmp_path):
 def test_we_read_the_files_of_the_library(tmp_path):
     wanted = tensors()
     save_file(wanted, tmp_path / "a.safetensors", {"format": "pt"})
-    found = {stored.name: stored for stored in tensors_in(tmp_path / "a.safetensors")}
-    assert found.keys() == wanted.keys()
+    by_name = {stored.name: stored for stored in tensors_in(tmp_path / "a.safetensors")}
+    assert by_name.keys() == wanted.keys()
     for name, tensor in wanted.items():
-        read = found[name].read()
+        read = by_name[name].read()
         assert (read.dtype, read.shape, read.tobytes()) == (tensor.dtype, tensor.shape, tensor.tobytes())
-        assert found[name].bytes == tensor.nbytes
+        assert by_name[name].bytes == tensor.nbytes
 
 
 def test_transposed_tensors_are_written_in_row_major_order(tmp_path):

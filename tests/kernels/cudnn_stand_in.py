@@ -23,11 +23,11 @@ def backward(q, k, v, bias, *rest, **settings):
     ds = p * (jnp.einsum("blhk,bshk->bhls", do, wide_v) - delta)
     dq, dk = jnp.einsum("bhls,bshk->blhk", ds, wide_k), jnp.einsum("bhls,blhk->bshk", ds, q)
     dv = jnp.einsum("bhls,blhk->bshk", p, do)
-    found = dq, *(x.reshape(*x.shape[:2], k.shape[2], -1, x.shape[3]).sum(3) for x in (dk, dv))
+    gradients = dq, *(x.reshape(*x.shape[:2], k.shape[2], -1, x.shape[3]).sum(3) for x in (dk, dv))
     if settings["variadic_args"] == (True, True):
         assert bias.shape[:2] == (1, q.shape[2])  # cuDNN's gradient is known to be right only for such a bias
-        found = *found, ds.sum(0, keepdims=True)
-    return [x.astype(q.dtype) for x in found]
+        gradients = *gradients, ds.sum(0, keepdims=True)
+    return [x.astype(q.dtype) for x in gradients]
 
 
 def _probabilities(q, k, bias, settings, lse_BHL=None):

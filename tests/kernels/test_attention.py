@@ -109,11 +109,11 @@ shapes = st.fixed_dictionaries(
 def test_values_equal_numpy_and_gradients_agree(shape):
     arguments, segments = draw(**shape)
     expected = in_numpy(arguments, **segments)
-    found = {}
+    collected = {}
     for implementation in IMPLEMENTATIONS:
-        o, found[implementation] = value_and_gradients(partial(run, implementation, **segments), arguments)
+        o, collected[implementation] = value_and_gradients(partial(run, implementation, **segments), arguments)
         assert_close(o, expected, "float64")
-    assert_close(found["blocked"], found["plain"], "float64")
+    assert_close(collected["blocked"], collected["plain"], "float64")
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

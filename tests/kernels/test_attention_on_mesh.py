@@ -23,10 +23,10 @@ def results(request) -> dict[str, dict]:
 @pytest.mark.parametrize("name", daily(DAILY, CASES | MODELS))
 def test_attention_on_a_mesh_equals_attention_on_one_device(results, name):
     """Output and gradients. `ring` rotates the keys; the other kernels gather them."""
-    found = results[name]
+    actual = results[name]
     kernel, mesh, *_ = (CASES | MODELS)[name]
-    assert found["error"] < TOLERANCE[DTYPES[kernel]]
+    assert actual["error"] < TOLERANCE[DTYPES[kernel]]
     if name in CASES and kernel.startswith("ring"):
-        assert found["passes"] > 0 and found["gathers"] == 0
+        assert actual["passes"] > 0 and actual["gathers"] == 0
     if name in CASES and not kernel.startswith("ring") and "context" in mesh:
-        assert found["gathers"] > 0
+        assert actual["gathers"] > 0

@@ -180,8 +180,8 @@ def test_a_padded_vocabulary_changes_only_the_products(V, padded, x64):
         assert relative_error(actual, expected) < TOLERANCE["float64"]
     gradient = jax.grad(lambda *a: tiled(*a)[0], (0, 1, 2))
     expected = jax.grad(lambda *a: naive(a[0], a[1], labels, a[2], 0.3), (0, 1, 2))(x, head, weights)
-    found = gradient(x, head, weights)
-    for a, e in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+    result = gradient(x, head, weights)
+    for a, e in zip(jax.tree.leaves(result), jax.tree.leaves(expected), strict=True):
         assert a.shape == e.shape and relative_error(a, e) < TOLERANCE["float64"]
     logits, _, table = products(gradient, x, head, weights)
     assert "f64[5,16]" in logits and "f64[16,5]" in table

@@ -97,8 +97,8 @@ def test_cudnn_equals_plain_with_replaced_kernels(name, sdpa, monkeypatch, x64):
     expected = value_and_gradients(partial(run, segments, mask, features, implementation="plain"), arrays)
     monkeypatch.setattr(sdpa, "_dot_product_attention_fwd_impl", cudnn_stand_in.forward)
     monkeypatch.setattr(sdpa, "_dot_product_attention_bwd_impl", cudnn_stand_in.backward)
-    found = value_and_gradients(partial(run, segments, mask, features), arrays)
-    assert error(found, expected) < TOLERANCE["float64"]
+    result = value_and_gradients(partial(run, segments, mask, features), arrays)
+    assert error(result, expected) < TOLERANCE["float64"]
 
 
 def library(mask: Mask, q, k, v, *, scale, is_causal, local_window_size, implementation):
@@ -136,9 +136,9 @@ def test_cudnn_lowers_to_fused_kernels(name, sdpa):
 
     text = jax.jit(jax.grad(loss)).trace(arrays).lower(lowering_platforms=("cuda",)).as_text()
     kernel, trained, array = LOWERED[name]
-    found = kernels_of(text)
-    tokens = [(each, n) for each, causal, n in found if causal]
-    slots = [each for each, causal, _ in found if not causal]
+    result = kernels_of(text)
+    tokens = [(each, n) for each, causal, n in result if causal]
+    slots = [each for each, causal, _ in result if not causal]
     assert sorted(tokens) == [(kernel, 3), (f"{kernel}Backward", 4 + trained)]
     assert sorted(slots) == (["fmhaSoftmax", "fmhaSoftmaxBackward"] if drawn.get("M") and not features.get("sink") else [])
     if array:
@@ -162,5 +162,5 @@ def test_cudnn_equals_plain_on_a_gpu(name):
     wide = jax.tree.map(lambda x: x.astype(jnp.float32), arrays)
     with jax.default_matmul_precision("highest"):
         expected = value_and_gradients(partial(run, segments, mask, features, implementation="plain"), wide)
-    found = value_and_gradients(partial(run, segments, mask, features, implementation="cudnn"), arrays)
-    assert error(found, expected) < TOLERANCE["bfloat16"]
+    result = value_and_gradients(partial(run, segments, mask, features, implementation="cudnn"), arrays)
+    assert error(result, expected) < TOLERANCE["bfloat16"]

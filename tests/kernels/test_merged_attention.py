@@ -41,8 +41,8 @@ def test_chunked_equals_plain(name, x64, monkeypatch):
         monkeypatch.setattr(chunked_attention, "CHUNK", size)
         capped = partial(chunked, softcap=cap)
         expected = value_and_gradients(lambda arrays, cap=cap: plain(arrays, segments, mask, softcap=cap), arrays)
-        found = value_and_gradients(lambda arrays, f=capped: scaled(f, arrays, segments, mask), arrays)
-        assert error(found, expected) < TOLERANCE["float64"]
+        result = value_and_gradients(lambda arrays, f=capped: scaled(f, arrays, segments, mask), arrays)
+        assert error(result, expected) < TOLERANCE["float64"]
 
 
 def test_chunked_holds_no_array_of_queries_by_keys():

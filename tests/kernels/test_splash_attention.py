@@ -90,8 +90,8 @@ def test_a_sink_beside_splash(monkeypatch):
         return attention(q, k, v, memory=slot, sink_H=sink_H)
 
     arrays = q, k, v, jnp.asarray([0.5, -1.0])
-    found = value_and_gradients(lambda arrays: run("tpu", arrays), arrays)
-    assert error(found, value_and_gradients(lambda arrays: run("cpu", arrays), arrays)) < TOLERANCE["float32"]
+    result = value_and_gradients(lambda arrays: run("tpu", arrays), arrays)
+    assert error(result, value_and_gradients(lambda arrays: run("cpu", arrays), arrays)) < TOLERANCE["float32"]
 
 
 MASKS = (Mask(), Mask(window=3), Mask(nearest=1, window=2), Mask(causal=False))

@@ -28,9 +28,9 @@ def test_the_kept_tokens_are_those_of_a_sort(size, scale, x64):
     logits_BV = np.round(scale * rng.standard_normal((6, size)), 2)  # 2 digits: with ties
     logits_BV[3:, : size // 3] = -np.inf
     for top_p in (1e-12, 0.1, 0.5, 0.9, 0.999):
-        found_BV = np.asarray(jax.jit(kept_by_top_p)(logits_BV, top_p))
-        for row, (found_V, logits_V) in enumerate(zip(found_BV, logits_BV, strict=True)):
-            np.testing.assert_array_equal(found_V, kept_by_sorting(logits_V, top_p), f"row {row}, top_p={top_p}")
+        kept_BV = np.asarray(jax.jit(kept_by_top_p)(logits_BV, top_p))
+        for row, (kept_V, logits_V) in enumerate(zip(kept_BV, logits_BV, strict=True)):
+            np.testing.assert_array_equal(kept_V, kept_by_sorting(logits_V, top_p), f"row {row}, top_p={top_p}")
 
 
 def test_in_float32_the_mass_differs_from_top_p_by_less_than_a_token():

@@ -45,16 +45,16 @@ def pages() -> dict[str, list[list[str]]]:
         *(ROOT / "docs" / name for name in ("launch.md", "studies.md")),
         *(ROOT / "launch" / name for name in SCRIPTS),
     ]
-    found = {}
+    commands = {}
     for path in files:
         text = re.sub(r"\\\n", " ", path.read_text())
         examples = [re.sub(r"^[#|]? *", "", line) for line in text.splitlines() if " -m xfresearch." in line]
-        found[path.name] = [words for line in examples for words in our_commands(line) if "COMMAND" not in line]
+        commands[path.name] = [words for line in examples for words in our_commands(line) if "COMMAND" not in line]
     for name in ("gke.yaml", "gke_gpu.yaml"):
         (group,) = yaml.safe_load((ROOT / "launch" / name).read_text())["spec"]["replicatedJobs"]
         (container,) = group["template"]["spec"]["template"]["spec"]["containers"]
-        found[name] = our_commands(shlex.join(container["args"]))
-    return found
+        commands[name] = our_commands(shlex.join(container["args"]))
+    return commands
 
 
 def check(words: list[str]) -> None:

@@ -51,8 +51,8 @@ def test_a_wrong_manifest_does_not_fit():
     manifest = read("gke.yaml")
     pod_of(manifest)["containers"][0]["ressources"] = {}
     manifest["spec"]["maxRestarts"] = 3
-    found = faults(manifest)
-    assert any(path.endswith("containers[0].ressources") for path in found) and ".spec.maxRestarts" in found
+    result = faults(manifest)
+    assert any(path.endswith("containers[0].ressources") for path in result) and ".spec.maxRestarts" in result
     manifest["spec"]["replicatedJobs"][0]["replicas"] = "two"
     with pytest.raises(ValueError, match="replicas"):
         faults(manifest)

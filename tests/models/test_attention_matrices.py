@@ -99,15 +99,15 @@ def test_values_tied_to_keys_equal_the_keys_and_are_cached_once(x64):
 @pytest.mark.parametrize("n, m, h, p", [(32, 8, 4, 8), (32, 32, 1, 8), (32, 20, 1, 40), (48, 6, 2, 5)])
 def test_closed_forms_of_the_pair_and_of_the_merged_matrix(n, m, h, p):
     """Pair: 2 h n m parameters, 2 (2 p n m + p^2 m) h FLOPs. Merged: h n^2 parameters, 2 (p n^2 + p^2 n) h FLOPs."""
-    found = {}
+    forms = {}
     for query in ("learned", "merged"):
         changes = {"width": n, "depth": 1, "blocks.main.attention.heads": h, "blocks.main.attention.head_size": m}
         total = costs(model(changes | {"blocks.main.attention.query": query}), p)
-        found[query] = np.array([total.parameters, p * total.flops_per_token])
+        forms[query] = np.array([total.parameters, p * total.flops_per_token])
     pair = np.array([2 * h * n * m, 2 * h * (2 * p * n * m + p * p * m)])
     merged = np.array([h * n * n, 2 * h * (p * n * n + p * p * n)])
-    np.testing.assert_array_equal(found["merged"] - found["learned"], merged - pair)
-    cheaper = found["merged"] < found["learned"]
+    np.testing.assert_array_equal(forms["merged"] - forms["learned"], merged - pair)
+    cheaper = forms["merged"] < forms["learned"]
     assert cheaper[0] == (2 * m > n)  # fewer parameters
     assert cheaper[1] == (n * n + p * n < 2 * n * m + p * m)  # fewer FLOPs: m close to n, short sequence
 
@@ -145,14 +145,14 @@ def test_shaped_attention_starts_as_the_identity(x64):
 
 def test_closed_forms_match_the_compiled_program():
     """XLA also counts elementwise work. It is equal in the two forms, except for the scaling of the queries."""
-    found, expected = {}, {}
+    actual, expected = {}, {}
     for query in ("learned", "merged"):
         changes = {"width": 512, "depth": 1, "blocks.main.attention.heads": 2, "blocks.main.attention.query": query}
         config = model(changes)
         tokens_BL = tokens_for(config, batch=1, length=128)
         run = jax.jit(lambda params, config=config, tokens_BL=tokens_BL: forward(config, params, tokens_BL)[0])
-        found[query] = run.lower(transformer.abstract(config)).compile().cost_analysis()["flops"]
+        actual[query] = run.lower(transformer.abstract(config)).compile().cost_analysis()["flops"]
         expected[query] = 128 * costs(config, 128).flops_per_token
-        assert expected[query] < found[query] < 1.1 * expected[query]
+        assert expected[query] < actual[query] < 1.1 * expected[query]
     difference = expected["merged"] - expected["learned"]
-    assert found["merged"] - found["learned"] == pytest.approx(difference, rel=0.02)
+    assert actual["merged"] - actual["learned"] == pytest.approx(difference, rel=0.02)

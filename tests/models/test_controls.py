@@ -81,9 +81,9 @@ def test_slots_alone_equal_attention_that_sees_no_token(x64):
     attention = {name: p for name, p in main_block(params)["attention"].items() if name not in ("key", "value")}
     slots = params | {"blocks": {"main": main_block(params) | {"attention": attention}}}
     assert jax.tree.structure(slots) == jax.tree.structure(transformer.abstract(alone))
-    found, expected = logits(alone, slots), logits(blind, params)
-    assert relative_error(found[:, 0], expected[:, 0]) < TOLERANCE["float64"]
-    assert relative_error(found[:, 1:], expected[:, 1:]) > 0.01
+    actual, expected = logits(alone, slots), logits(blind, params)
+    assert relative_error(actual[:, 0], expected[:, 0]) < TOLERANCE["float64"]
+    assert relative_error(actual[:, 1:], expected[:, 1:]) > 0.01
 
 
 def test_w_o_can_be_multiplied_into_w_1_if_nothing_is_between_them(x64):
@@ -113,13 +113,13 @@ def test_without_a_skip_the_output_contains_no_copy_of_the_input(x64):
 def test_slots_of_the_models_width_have_keys_values_and_coefficients(changes, x64):
     config = in_float64(model({A + name: value for name, value in (WIDE | changes).items()}))
     params = random_params(config)
-    found = memory(config, params, 1, "attention")
+    result = memory(config, params, 1, "attention")
     names = ("attention.in", "attention.coefficients", "attention.out")
     x_BLD, m_BLM, y_BLD = capture(config, params, tokens_for(config), [f"blocks.1.{name}" for name in names])
-    np.testing.assert_array_equal(found.biases, main_block(params)["attention"]["memory"]["bias"][1])
-    assert relative_error(m_BLM, jax.nn.relu(x_BLD @ found.keys.T + found.biases)) < TOLERANCE["float64"]
+    np.testing.assert_array_equal(result.biases, main_block(params)["attention"]["memory"]["bias"][1])
+    assert relative_error(m_BLM, jax.nn.relu(x_BLD @ result.keys.T + result.biases)) < TOLERANCE["float64"]
     if changes:
-        assert relative_error(y_BLD, m_BLM @ found.values) < TOLERANCE["float64"]
+        assert relative_error(y_BLD, m_BLM @ result.values) < TOLERANCE["float64"]
 
 
 def feed_forward_of(kind: str, width: int, hidden: int, *taps: str) -> list:

@@ -222,8 +222,8 @@ def test_top_k_and_top_p_follow_their_definition(ranks, temperature, top_k, top_
 
 def test_a_top_p_below_the_smallest_float32_keeps_the_likeliest_token():
     logits_BV = jnp.array([[0.0, 3.0, 1.0]])
-    found_BV = decoding.truncate(logits_BV, Sampling(1.0, top_p=1e-50))
-    np.testing.assert_array_equal(found_BV, [[-np.inf, 0.0, -np.inf]])
+    actual_BV = decoding.truncate(logits_BV, Sampling(1.0, top_p=1e-50))
+    np.testing.assert_array_equal(actual_BV, [[-np.inf, 0.0, -np.inf]])
 
 
 def test_draws_follow_the_distribution():
@@ -263,7 +263,7 @@ def arrays_made_in_loop(text: str) -> list[tuple[str, int]]:
     (body,) = set(re.findall(r"while\(.*body=%?([\w.-]+)", text))
     lines = re.search(rf"^%?{re.escape(body)} \(.*?^}}", text, re.DOTALL | re.MULTILINE)[0].splitlines()
     made = re.compile(r" *(?:ROOT )?(%?\S+ = \w+\[([\d,]+)\]\S* (?!get-tuple-element|bitcast|constant)[\w-]+)\(")
-    return [(found[1], math.prod(map(int, found[2].split(",")))) for found in map(made.match, lines) if found]
+    return [(result[1], math.prod(map(int, result[2].split(",")))) for result in map(made.match, lines) if result]
 
 
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="reads a program for a CPU")

@@ -97,8 +97,8 @@ def run(case: str) -> dict:
     errors = {name: relative_error(value, expected_sums[name]) for name, value in sums.items()}
     errors |= {"output": relative_error(y_BLD, expected_BLD)}
     errors |= {"gradients": tree_error(jax.device_get(gradients), expected)}
-    found, expected = jax.jit(tapped, static_argnums=2)(*placed, mesh), tapped(params, x_BLD, None)
-    errors |= {f"tapped {name}": relative_error(value, expected[name]) for name, value in found.items()}
+    actual, expected = jax.jit(tapped, static_argnums=2)(*placed, mesh), tapped(params, x_BLD, None)
+    errors |= {f"tapped {name}": relative_error(value, expected[name]) for name, value in actual.items()}
     drops = int(expected_sums.get("router_drops", np.zeros(1)).sum())
     return {"errors": errors, "drops": drops, "moves": moves(program.as_text(), mesh)}
 
@@ -109,8 +109,8 @@ def mesh_sizes(case: str) -> dict[str, int]:
 
 def moves(text: str, mesh) -> list:
     """(kind, bytes, whether its groups are those of mesh axis `expert`) of each collective in a compiled program."""
-    found = collectives(hlo.parse(text), dict(mesh.shape))
-    return [(one.kind, one.payload, one.axes == ("expert",) and one.whole) for one in found]
+    result = collectives(hlo.parse(text), dict(mesh.shape))
+    return [(one.kind, one.payload, one.axes == ("expert",) and one.whole) for one in result]
 
 
 pytestmark = pytest.mark.xdist_group("dispatch")  # one program computes all results: run it in one worker

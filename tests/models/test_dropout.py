@@ -106,21 +106,21 @@ PIECE = 256  # bits of a mask that are compared: one head, or half of a sequence
 @pytest.fixture
 def draws(monkeypatch):
     """Records all random draws of the model, also in a compiled loop, as bits. At a rate of 0.5, half are 0."""
-    found = []
+    masks = []
 
     def spy(name):
         draw = getattr(jax.random, name)
 
         def spied(*args):
             x = draw(*args)
-            jax.debug.callback(lambda x: found.append(np.ravel(x < 1)), x)
+            jax.debug.callback(lambda x: masks.append(np.ravel(x < 1)), x)
             return x
 
         monkeypatch.setattr(jax.random, name, spied)
 
     spy("bernoulli")  # masks
     spy("uniform")  # jitter, 0.5 to 1.5; in float32 it is below 1 for the random bits that make a mask 0
-    return found
+    return masks
 
 
 def assert_independent(draws, count: int):

@@ -37,8 +37,8 @@ def block(*path):
     ],
 )
 def test_fan_in_sets_the_std_by_the_number_of_inputs(path, expected):
-    found = std_of({"init": "fan_in", "blocks.main.feed_forward.hidden": 256}, *path)
-    assert found == pytest.approx(expected * TRUNCATED, rel=0.02)
+    result = std_of({"init": "fan_in", "blocks.main.feed_forward.hidden": 256}, *path)
+    assert result == pytest.approx(expected * TRUNCATED, rel=0.02)
 
 
 @pytest.mark.covers("init", "init_std")
@@ -54,13 +54,13 @@ def test_with_normal_the_std_is_init_std_for_every_fan_in():
 def test_embedding_std_changes_only_the_token_embedding(init):
     changes = {"init": init, "tie_embeddings": False, "position": "learned", "max_length": 512}
     for name in ("embed", "head", "position"):
-        without, found = (std_of(changes | more, name, "table") for more in ({}, {"embedding_std": 1.0}))
-        assert found == pytest.approx(TRUNCATED if name == "embed" else without, rel=0.02), name
+        without, actual = (std_of(changes | more, name, "table") for more in ({}, {"embedding_std": 1.0}))
+        assert actual == pytest.approx(TRUNCATED if name == "embed" else without, rel=0.02), name
 
 
 def test_outputs_are_not_scaled_if_a_norm_follows():
-    found = std_of({"blocks.main.layout": "post_norm", "final_norm": "none"}, *block("attention", "output", "kernel"))
-    assert found == pytest.approx(128**-0.5 * TRUNCATED, rel=0.02)
+    result = std_of({"blocks.main.layout": "post_norm", "final_norm": "none"}, *block("attention", "output", "kernel"))
+    assert result == pytest.approx(128**-0.5 * TRUNCATED, rel=0.02)
 
 
 def test_deep_norm_scales_values_outputs_and_feed_forward_but_not_query_and_key():
@@ -68,16 +68,16 @@ def test_deep_norm_scales_values_outputs_and_feed_forward_but_not_query_and_key(
     beta = (8 * 2) ** -0.25
     deep = {"blocks.main.layout": "deep_norm", "final_norm": "none"}
     for name, scale in [("query", 1), ("key", 1), ("value", beta), ("output", beta)]:
-        found = std_of(deep, *block("attention", name, "kernel"))
-        assert found == pytest.approx(128**-0.5 * TRUNCATED * scale, rel=0.02), name
-    found = std_of(deep, *block("feed_forward", "up", "kernel"))
-    assert found == pytest.approx(128**-0.5 * TRUNCATED * beta, rel=0.02)
+        result = std_of(deep, *block("attention", name, "kernel"))
+        assert result == pytest.approx(128**-0.5 * TRUNCATED * scale, rel=0.02), name
+    result = std_of(deep, *block("feed_forward", "up", "kernel"))
+    assert result == pytest.approx(128**-0.5 * TRUNCATED * beta, rel=0.02)
 
 
 def test_logits_of_a_merged_matrix_are_as_large_as_those_of_query_and_key():
     """std(W_Q W_K^T) = sqrt(K) / D."""
-    found = std_of({"blocks.main.attention.query": "merged"}, *block("attention", "query", "kernel"))
-    assert found == pytest.approx(32**0.5 / 128 * TRUNCATED, rel=0.02)
+    result = std_of({"blocks.main.attention.query": "merged"}, *block("attention", "query", "kernel"))
+    assert result == pytest.approx(32**0.5 / 128 * TRUNCATED, rel=0.02)
 
 
 @pytest.mark.covers("blocks.main.norm_alpha", "blocks.main.branch_gain")

@@ -236,9 +236,9 @@ def test_positions_and_segments_of_a_packed_row(lm):
         "segments_BL": np.array([[1] * count + [2] * 5]),
         "positions_BL": np.array([[*range(count), *range(5)]]),
     }
-    found_BLV = lm(packed_BL, **packing)
-    assert relative_error(found_BLV[:, count:], lm([IDS[0][:5]])) < TOLERANCE["float32"]
-    assert relative_error(found_BLV[:, count:], lm(packed_BL)[:, count:]) > 1e-3
+    actual_BLV = lm(packed_BL, **packing)
+    assert relative_error(actual_BLV[:, count:], lm([IDS[0][:5]])) < TOLERANCE["float32"]
+    assert relative_error(actual_BLV[:, count:], lm(packed_BL)[:, count:]) > 1e-3
     name = "blocks.1.*.residual"
     values = [*lm.capture(packed_BL, name, **packing).values()], [*lm.capture([IDS[0][:5]], name).values()]
     for packed, alone in zip(*values, strict=True):

@@ -47,13 +47,13 @@ def scanned(arrays, segments, chunk, pieces=(), window=R):
     q, k, v, e = arrays
     state = empty_state(B, window, U, K, V, q.dtype)
     ends = np.cumsum(pieces or [q.shape[1]])
-    found = []
+    parts = []
     for start, end in zip([0, *ends], ends, strict=False):
         segments_BL = jnp.broadcast_to(jnp.asarray(segments[start:end], jnp.int32), (B, end - start))
         part = (x[:, start:end] for x in (q, k, v))
         y_BLHV, state = compiled_scan(*part, e, segments_BL, state, chunk)
-        found.append(y_BLHV)
-    return jnp.concatenate(found, 1)
+        parts.append(y_BLHV)
+    return jnp.concatenate(parts, 1)
 
 
 def expected(arrays, segments):
@@ -81,10 +81,10 @@ def test_large_keys_are_accurate_in_float32(keys, segments, x64):
     assert relative_error(scanned(narrow, segments, 8), expected(wide, segments)) < TOLERANCE["float32"]
     weights = np.random.default_rng(1).standard_normal((B, L, H, V))
     assert relative_error(dense(wide, segments), expected(wide, segments)) < TOLERANCE["float64"]
-    found = jax.jit(jax.grad(lambda x: (weights.astype("float32") * scanned(x, segments, 8)).sum()))(narrow)
+    result = jax.jit(jax.grad(lambda x: (weights.astype("float32") * scanned(x, segments, 8)).sum()))(narrow)
     exact = jax.grad(lambda x: (weights * dense(x, segments)).sum())(wide)
-    assert all(np.isfinite(each).all() for each in found)
-    assert tree_error(found, exact) < TOLERANCE["float32"]
+    assert all(np.isfinite(each).all() for each in result)
+    assert tree_error(result, exact) < TOLERANCE["float32"]
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 64])
@@ -99,15 +99,15 @@ def test_packed_documents_equal_the_reference_with_every_chunking(chunk, pieces,
 def test_windows_shorter_and_longer_than_the_sequence_equal_the_reference(window, x64):
     arrays = inputs("float64", window=window)
     for pieces in ((), (3, 17)):
-        found = scanned(arrays, ONE, 8, pieces, window)
-        assert relative_error(found, expected(arrays, ONE)) < TOLERANCE["float64"]
+        result = scanned(arrays, ONE, 8, pieces, window)
+        assert relative_error(result, expected(arrays, ONE)) < TOLERANCE["float64"]
 
 
 def test_bfloat16_inputs_are_summed_in_float32():
     arrays = inputs("bfloat16")
-    found = scanned(arrays, ONE, 8)
-    assert found.dtype == "bfloat16"
-    assert relative_error(found, expected(arrays, ONE)) < TOLERANCE["bfloat16"]
+    result = scanned(arrays, ONE, 8)
+    assert result.dtype == "bfloat16"
+    assert relative_error(result, expected(arrays, ONE)) < TOLERANCE["bfloat16"]
 
 
 def traced(length, chunk, window=R):

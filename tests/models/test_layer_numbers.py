@@ -35,8 +35,8 @@ def test_every_layer_reads_its_own_number(name, mode, numbers):
     def statistics(params):
         return transformer.bind(config, params)(tokens_BL, ctx, layers=mode).statistics
 
-    found = jax.jit(statistics)(random_params(config))
-    order = [int(found[layer.stack]["number"][layer.index]) for layer in layers.layers(config)]
+    result = jax.jit(statistics)(random_params(config))
+    order = [int(result[layer.stack]["number"][layer.index]) for layer in layers.layers(config)]
     assert order == list(range(config.depth))
 
 

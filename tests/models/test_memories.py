@@ -24,18 +24,18 @@ def test_the_output_of_a_feed_forward_is_its_values_weighted_by_their_coefficien
     x_BLD, hidden_BLF, m_BLF, y_BLD = captured(
         config, params, *(f"feed_forward.{name}" for name in ("in", "hidden", "coefficients", "out"))
     )
-    found = memory(config, params, 1)
-    assert found.keys.shape == found.values.shape == (32, 32)
-    assert (found.bias is None) == (found.biases is None) == (not bias)
-    b_F, multiplier_b_F, b_D = (0 if b is None else b for b in (found.biases, found.multiplier_biases, found.bias))
-    assert relative_error(m_BLF @ found.writes + b_D, y_BLD) < TOLERANCE["float64"]
-    np.testing.assert_array_equal(found.writes, found.values)
-    expected = reference.ACTIVATIONS[kind](np.asarray(x_BLD @ found.keys.T + b_F))
+    result = memory(config, params, 1)
+    assert result.keys.shape == result.values.shape == (32, 32)
+    assert (result.bias is None) == (result.biases is None) == (not bias)
+    b_F, multiplier_b_F, b_D = (0 if b is None else b for b in (result.biases, result.multiplier_biases, result.bias))
+    assert relative_error(m_BLF @ result.writes + b_D, y_BLD) < TOLERANCE["float64"]
+    np.testing.assert_array_equal(result.writes, result.values)
+    expected = reference.ACTIVATIONS[kind](np.asarray(x_BLD @ result.keys.T + b_F))
     if ACTIVATIONS[kind].gated:
         multiplier = reference.MULTIPLIERS.get(kind, lambda x: x)
-        expected *= multiplier(x_BLD @ found.multipliers.T + multiplier_b_F)
+        expected *= multiplier(x_BLD @ result.multipliers.T + multiplier_b_F)
     else:
-        assert found.multipliers is None and found.multiplier_biases is None
+        assert result.multipliers is None and result.multiplier_biases is None
     assert relative_error(hidden_BLF, expected) < TOLERANCE["float64"]
     assert ACTIVATIONS[kind].norm == (not np.array_equal(hidden_BLF, m_BLF))
 
@@ -50,11 +50,11 @@ def test_the_output_of_slots_is_their_values_weighted_by_their_coefficients(head
     q_BLHK, k_BLGK, m_BHLM, o_BLHK, y_BLD = captured(
         config, params, *(f"attention.{name}" for name in ("query", "key", "coefficients", "heads", "out"))
     )
-    found = memory(config, params, 1, "attention")
-    assert found.keys.shape == found.values.shape == (2 if heads == "each" else 1, 5, 8)
-    keys, values = (jnp.repeat(x, 4 // x.shape[0], 0) for x in (found.keys, found.values))
+    result = memory(config, params, 1, "attention")
+    assert result.keys.shape == result.values.shape == (2 if heads == "each" else 1, 5, 8)
+    keys, values = (jnp.repeat(x, 4 // x.shape[0], 0) for x in (result.keys, result.values))
     assert relative_error(jnp.einsum("bhlm,hmk->blhk", m_BHLM, values), o_BLHK) < TOLERANCE["float64"]
-    assert relative_error(jnp.einsum("bhlm,hmd->bld", m_BHLM, found.writes) + found.bias, y_BLD) < TOLERANCE["float64"]
+    assert relative_error(jnp.einsum("bhlm,hmd->bld", m_BHLM, result.writes) + result.bias, y_BLD) < TOLERANCE["float64"]
     scores = jnp.einsum("blhk,hmk->bhlm", q_BLHK, keys)
     ratios = np.asarray(m_BHLM[..., 1:] / m_BHLM[..., :1])
     np.testing.assert_allclose(ratios, np.exp((scores[..., 1:] - scores[..., :1]) / 8**0.5), rtol=1e-9)
@@ -73,11 +73,11 @@ def test_slots_of_heads_without_an_output_matrix_write_their_part_of_all_heads(x
 def test_each_expert_is_a_memory():
     config = VARIANTS["feed_forward.kind=moe"]
     params = random_params(config)
-    found = memory(config, params, 1)
-    assert found.keys.shape == found.values.shape == found.multipliers.shape == (8, 32, 32)
+    result = memory(config, params, 1)
+    assert result.keys.shape == result.values.shape == result.multipliers.shape == (8, 32, 32)
     experts = params["blocks"]["main"]["feed_forward"]["experts"]
-    np.testing.assert_array_equal(found.keys[3].T, experts["gate"][1, 3])
-    np.testing.assert_array_equal(found.values[3], experts["down"][1, 3])
+    np.testing.assert_array_equal(result.keys[3].T, experts["gate"][1, 3])
+    np.testing.assert_array_equal(result.values[3], experts["down"][1, 3])
     config = VARIANTS["feed_forward[moe].moe.shared=2"]
     shared = memory(config, random_params(config), 1, "feed_forward.shared")
     assert shared.keys.shape == shared.values.shape == (64, 32)

@@ -67,12 +67,12 @@ def test_an_offset_changes_only_the_initial_gains():
 
     changes = {"embedding_norm": "rms", "blocks.main.attention.qk_norm": "rms", "blocks.main.feed_forward.kind": "solu"}
     plain, moved = model(changes), model(changes | {"blocks.main.norm_offset": 1.0})
-    params, found = (transformer.init(config, jax.random.key(0)) for config in (plain, moved))
-    for where in (found["embedding_norm"], found["final_norm"], found["blocks"]["main"]["attention"]["key_norm"]):
+    params, actual = (transformer.init(config, jax.random.key(0)) for config in (plain, moved))
+    for where in (actual["embedding_norm"], actual["final_norm"], actual["blocks"]["main"]["attention"]["key_norm"]):
         assert not where["gain"].any()
-    assert (found["blocks"]["main"]["feed_forward"]["hidden_norm"]["gain"] == 1).all()
+    assert (actual["blocks"]["main"]["feed_forward"]["hidden_norm"]["gain"] == 1).all()
     tokens_BL = tokens_for(plain)
-    np.testing.assert_array_equal(forward(moved, found, tokens_BL)[0], forward(plain, params, tokens_BL)[0])
+    np.testing.assert_array_equal(forward(moved, actual, tokens_BL)[0], forward(plain, params, tokens_BL)[0])
 
 
 def test_a_norm_has_exactly_the_parameters_of_its_options():
@@ -87,9 +87,9 @@ def test_a_norm_has_exactly_the_parameters_of_its_options():
     ]:
         block = change(change(change(MAIN, "norm", kind), "norm_gain", gain), "norm_bias", bias)
         params = transformer.abstract(model({"blocks": {"main": block}}))["blocks"]["main"]
-        found = set(params.get("attention_norm_in", {}))
+        result = set(params.get("attention_norm_in", {}))
         wanted = [("gain", gain), ("bias", bias), ("alpha", kind in ("dyt", "derf")), ("shift", kind == "derf")]
-        assert found == {name for name, there in wanted if there}
+        assert result == {name for name, there in wanted if there}
 
 
 def test_derf_is_its_equation_with_2_d_plus_2_parameters(x):

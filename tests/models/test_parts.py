@@ -65,9 +65,9 @@ def test_layer_norm_subtracts_the_mean_before_it_squares():
 @pytest.mark.parametrize("kind", ACTIVATIONS)
 def test_activations_equal_the_reference(kind, dtype, x64):
     x = 4 * values(300, dtype=dtype)
-    found = ACTIVATIONS[kind].function(x)
-    assert found.dtype == dtype
-    assert relative_error(found, feed_forward.ACTIVATIONS[kind](wide(x))) < TOLERANCE[dtype]
+    result = ACTIVATIONS[kind].function(x)
+    assert result.dtype == dtype
+    assert relative_error(result, feed_forward.ACTIVATIONS[kind](wide(x))) < TOLERANCE[dtype]
     multiplier = feed_forward.MULTIPLIERS.get(kind, lambda x: x)
     assert relative_error(ACTIVATIONS[kind].multiplier(x), multiplier(wide(x))) < TOLERANCE[dtype]
 
@@ -118,5 +118,5 @@ def test_a_moe_of_equal_experts_equals_one_expert(x64):
     dense_params = jax.tree.map(lambda leaf: leaf, params)
     dense_params["blocks"]["main"]["feed_forward"] = {name: {"kernel": w[:, 0]} for name, w in experts.items()}
     tokens_BL = tokens_for(config)
-    found, expected = forward(config, params, tokens_BL)[0], forward(dense, dense_params, tokens_BL)[0]
-    assert relative_error(found, expected) < TOLERANCE["float64"]
+    actual, expected = forward(config, params, tokens_BL)[0], forward(dense, dense_params, tokens_BL)[0]
+    assert relative_error(actual, expected) < TOLERANCE["float64"]

@@ -45,11 +45,11 @@ def values(*shape, dtype="float64", seed=0):
 def test_rotation_equals_the_reference(rope, dtype, x64):
     x_BLHK = values(2, 9, 3, 8, dtype=dtype)
     at = np.tile([[0, 1, 2, 3, 0, 1, 2, 40, 63]], (2, 1))
-    found = rotate(x_BLHK, jnp.asarray(at), rope)
-    assert found.dtype == dtype
+    result = rotate(x_BLHK, jnp.asarray(at), rope)
+    assert result.dtype == dtype
     for b, h in np.ndindex(2, 3):
         expected = reference.rope(np.asarray(x_BLHK[b, :, h], np.float64), at[b], rope)
-        assert relative_error(found[b, :, h], expected) < TOLERANCE[dtype]
+        assert relative_error(result[b, :, h], expected) < TOLERANCE[dtype]
 
 
 def test_dot_products_depend_only_on_distances(x64):
@@ -64,23 +64,23 @@ def test_dot_products_depend_only_on_distances(x64):
 def test_angles_are_float32_in_a_bfloat16_model():
     """At position 1000, bfloat16 numbers are 8 apart: an angle in bfloat16 would be wrong by radians."""
     x = jnp.ones((1, 1, 1, 8), jnp.bfloat16)
-    found = rotate(x, jnp.array([[1001]]), RopeConfig())
+    result = rotate(x, jnp.array([[1001]]), RopeConfig())
     expected = reference.rope(np.ones((1, 8)), [1001], RopeConfig())
-    assert relative_error(found[0, :, 0], expected) < TOLERANCE["bfloat16"]
+    assert relative_error(result[0, :, 0], expected) < TOLERANCE["bfloat16"]
 
 
 def test_llama3_keeps_high_frequencies_and_scales_low_ones():
-    plain, found = rope_frequencies(RopeConfig(theta=500_000.0), 128), rope_frequencies(LLAMA, 128)
+    plain, result = rope_frequencies(RopeConfig(theta=500_000.0), 128), rope_frequencies(LLAMA, 128)
     turns = LLAMA.original_length * plain / (2 * math.pi)
-    assert np.array_equal(found[turns > 4], plain[turns > 4])
-    np.testing.assert_allclose(found[turns < 1], plain[turns < 1] / 8)
+    assert np.array_equal(result[turns > 4], plain[turns > 4])
+    np.testing.assert_allclose(result[turns < 1], plain[turns < 1] / 8)
     between = (turns > 1) & (turns < 4)
-    assert between.any() and np.all((found < plain)[between] & (found > plain / 8)[between])
+    assert between.any() and np.all((result < plain)[between] & (result > plain / 8)[between])
 
 
 def test_yarn_keeps_high_frequencies_scales_low_ones_and_has_a_linear_ramp():
-    plain, found = rope_frequencies(RopeConfig(), 128), rope_frequencies(YARN, 128)
-    kept = (found / plain - 1 / 4) / (1 - 1 / 4)
+    plain, result = rope_frequencies(RopeConfig(), 128), rope_frequencies(YARN, 128)
+    kept = (result / plain - 1 / 4) / (1 - 1 / 4)
     turns = YARN.original_length * plain / (2 * math.pi)
     np.testing.assert_allclose(kept[turns > 40], 1)
     np.testing.assert_allclose(kept[turns < 0.9], 0, atol=1e-12)
@@ -98,9 +98,9 @@ def test_alibi_slopes_are_those_of_the_paper():
 @pytest.mark.parametrize("buckets, farthest", [(32, 128), (8, 20), (6, 5)])
 def test_t5_buckets_equal_the_reference(buckets, farthest):
     at = np.arange(-3, 300)
-    found = np.asarray(t5_bucket(jnp.asarray(at), buckets, farthest))
-    assert found.tolist() == [reference.t5_bucket(d, buckets, farthest) for d in at]
-    assert found.max() == buckets - 1 and np.all(np.diff(found) >= 0)
+    actual = np.asarray(t5_bucket(jnp.asarray(at), buckets, farthest))
+    assert actual.tolist() == [reference.t5_bucket(d, buckets, farthest) for d in at]
+    assert actual.max() == buckets - 1 and np.all(np.diff(actual) >= 0)
 
 
 @pytest.mark.parametrize(
@@ -138,8 +138,8 @@ def test_an_offset_shifts_the_rows_and_keeps_the_maximum_length():
     tokens_BL = tokens_for(config)
     moved = params | {"position": {"table": params["position"]["table"][2:]}}
     assert moved["position"]["table"].shape == (8, config.width)
-    found, expected = forward(config, params, tokens_BL)[0], forward(plain, moved, tokens_BL)[0]
-    np.testing.assert_array_equal(found, expected)
+    actual, expected = forward(config, params, tokens_BL)[0], forward(plain, moved, tokens_BL)[0]
+    np.testing.assert_array_equal(actual, expected)
     with pytest.raises(UserError, match="model.position_offset=2.* 0, its default"):
         model({"position_offset": 2})
 

@@ -32,8 +32,8 @@ def test_bfloat16_is_close_to_float32_with_the_same_parameters(name):
         model, out = run(each, params, tokens_BL, record=names)
         assert model.logits(out.hidden_BLD).dtype == jnp.float32
         streams[each.dtype] = [value.astype(jnp.float32) for value in captured(each, out.captures, names).values()]
-    for found, expected in zip(streams["bfloat16"], streams["float32"], strict=True):
-        assert 1e-4 < relative_error(found, expected) < TOLERANCE["bfloat16"]  # above 1e-4: bfloat16 was used
+    for actual, expected in zip(streams["bfloat16"], streams["float32"], strict=True):
+        assert 1e-4 < relative_error(actual, expected) < TOLERANCE["bfloat16"]  # above 1e-4: bfloat16 was used
 
 
 @pytest.mark.parametrize(

@@ -22,9 +22,9 @@ def test_off_by_one_is_a_slot_of_zeros(position, x64):
     sink, slots = with_sink("off_by_one", position=position), with_sink("none", position=position, memory_slots=1)
     params, tokens_BL = random_params(slots), tokens_for(slots)
     memory = jax.tree.map(jnp.zeros_like, params["blocks"]["main"]["attention"].pop("memory"))
-    found = forward(sink, params, tokens_BL)[0]
+    actual = forward(sink, params, tokens_BL)[0]
     params["blocks"]["main"]["attention"]["memory"] = memory
-    assert relative_error(found, forward(slots, params, tokens_BL)[0]) < TOLERANCE["float64"]
+    assert relative_error(actual, forward(slots, params, tokens_BL)[0]) < TOLERANCE["float64"]
 
 
 def test_a_learned_sink_takes_its_share_of_the_weights(x64):

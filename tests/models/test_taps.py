@@ -122,11 +122,11 @@ def test_scanned_equals_unrolled_with_every_value_recorded_and_changed_in_one_la
     names = list(tap_shapes(config))
     last = f"blocks.{config.depth - 1}."
     patches = {tap: Patch(scaled, (0.9,)) for tap in changeable(config) if tap.startswith(last)}
-    found, expected = (
+    actual, expected = (
         jax.jit(lambda params, how=how: capture(config, params, tokens_BL, names, replace=patches, layers=how))(params)
         for how in ("scan", "unroll")
     )
-    for tap, a, b in zip(names, found, expected, strict=True):
+    for tap, a, b in zip(names, actual, expected, strict=True):
         assert relative_error(a, b) < TOLERANCE["float64"] if a.dtype == jnp.float64 else (a == b).all(), tap
 
 
@@ -236,11 +236,11 @@ def test_layers_and_positions_of_a_trace_are_a_batch_of_one_program():
     slots_NR = jnp.array([[0, -1], [-1, 0]])
     where_PBL = jnp.broadcast_to(jnp.eye(8, dtype=bool)[:, None], (8, 2, 8))
     each = jax.vmap(patched, (None, 0))
-    found_NPBLV = jax.jit(jax.vmap(each, (0, None)))(slots_NR, where_PBL)
+    actual_NPBLV = jax.jit(jax.vmap(each, (0, None)))(slots_NR, where_PBL)
     for layer, position in ((0, 2), (1, 7)):
         patch = Patch(arguments=(value_BLD,), where=where_PBL[position])
         expected = logits({f"blocks.{layer}.attention.out": patch})
-        assert relative_error(found_NPBLV[layer, position], expected) < TOLERANCE["float32"]
+        assert relative_error(actual_NPBLV[layer, position], expected) < TOLERANCE["float32"]
 
 
 @pytest.mark.parametrize("remat", ["none", "full"])

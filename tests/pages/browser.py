@@ -32,8 +32,8 @@ class Page(HTMLParser):
         self.inside = tag
         if tag == "a" and "href" in values:
             self.links.append(values["href"])
-        elif found := [values[name] for name in ("src", "href", "xlink:href", "data", "poster") if name in values]:
-            self.loads += [address for address in found if not address.startswith("#")]
+        elif listed := [values[name] for name in ("src", "href", "xlink:href", "data", "poster") if name in values]:
+            self.loads += [address for address in listed if not address.startswith("#")]
 
     def handle_data(self, data):
         self.text += "" if self.inside == "style" else data

@@ -23,8 +23,8 @@ def test_cells_have_colours_from_low_to_high_and_no_value_has_no_cell():
 
 
 def test_negative_values_have_another_colour():
-    found = cells(heat_map("t", [[-0.5, 0.0, 0.5]], "row", "column", -1.0, 1.0))
-    assert [(colour, float(opacity)) for colour, opacity, _ in found] == [("training", 0.5), ("training", 0), ("model", 0.5)]
+    drawn = cells(heat_map("t", [[-0.5, 0.0, 0.5]], "row", "column", -1.0, 1.0))
+    assert [(colour, float(opacity)) for colour, opacity, _ in drawn] == [("training", 0.5), ("training", 0), ("model", 0.5)]
 
 
 def test_the_first_row_is_at_the_bottom_and_labels_are_few():

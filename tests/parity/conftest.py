@@ -50,5 +50,5 @@ def machine() -> str:
     """Library versions and hardware of this session, for docs/parity.md."""
     import torch
 
-    found = describe_machine()
-    return f"torch {torch.__version__}, jax {version('jax')}, {found['cores']} cores, {found['cpu']}"
+    result = describe_machine()
+    return f"torch {torch.__version__}, jax {version('jax')}, {result['cores']} cores, {result['cpu']}"

@@ -37,8 +37,8 @@ def heads(draw: Draw, grouped: bool = True) -> dict:
     group = draw.pick(1, 2, 3)
     count = kv_heads * group
     size = draw.pick(6, 10, 14)
-    found = {"num_attention_heads": count, "hidden_size": count * size}
-    return found | ({"num_key_value_heads": kv_heads} if grouped else {})
+    options = {"num_attention_heads": count, "hidden_size": count * size}
+    return options | ({"num_key_value_heads": kv_heads} if grouped else {})
 
 
 def common(draw: Draw) -> dict:

@@ -109,13 +109,13 @@ def float64(x64):
         yield
 
 
-def read(found: Pass, x):
+def read(forward_pass: Pass, x):
     """The logits of a vector, read as the last stream."""
-    return found.norm(x) @ found.head.T
+    return forward_pass.norm(x) @ forward_pass.head.T
 
 
 def test_logit_lens(case, parity):
-    theirs, found = case.theirs, analysis.lens(case.lm, case.tokens).data
+    theirs, data = case.theirs, analysis.lens(case.lm, case.tokens).data
     final = theirs.logits.log_softmax(-1)
     following = torch.from_numpy(case.tokens)[:, 1:, None]
     for number, layer in enumerate(theirs.layers):
@@ -125,12 +125,12 @@ def test_logit_lens(case, parity):
             "divergence": (final.exp() * (final - log_p)).sum(-1).mean(1),
         }
         for name, value in expected.items():
-            difference = np.abs(found[f"{name}_rows"][:, number] - value.numpy()).max()  # a divergence may be 0
+            difference = np.abs(data[f"{name}_rows"][:, number] - value.numpy()).max()  # a divergence may be 0
             parity("transformers", f"logit lens, {case.name}", "float64", difference / max(1.0, float(value.max())))
         agreement = (log_p.argmax(-1) == final.argmax(-1)).double().mean(1)
-        np.testing.assert_allclose(found["agreement_rows"][:, number], agreement, rtol=1e-6)  # float32: a count
-        np.testing.assert_array_equal(found["token"][number], log_p[0].argmax(-1))
-        assert relative_error(found["probability"][number], log_p[0].max(-1)[0].exp()) < 1e-12
+        np.testing.assert_allclose(data["agreement_rows"][:, number], agreement, rtol=1e-6)  # float32: a count
+        np.testing.assert_array_equal(data["token"][number], log_p[0].argmax(-1))
+        assert relative_error(data["probability"][number], log_p[0].max(-1)[0].exp()) < 1e-12
 
 
 def frozen(norm, part, at):
@@ -149,13 +149,13 @@ def parts_of(theirs: Pass) -> dict:
         raw |= {f"{at}.{h}": layer.heads[:, h] for h in range(layer.heads.shape[1])}
         raw[f"{at}.rest"] = layer.attention - layer.heads.sum(1)  # the bias
         raw[f"blocks.{number}.feed_forward"] = layer.y
-    found = {name: frozen(theirs.norm, part, theirs.layers[-1].after) for name, part in raw.items()}
+    by_name = {name: frozen(theirs.norm, part, theirs.layers[-1].after) for name, part in raw.items()}
     bias = getattr(theirs.norm, "bias", None)
-    return found if bias is None else found | {"final_norm": bias.expand_as(theirs.embed)}
+    return by_name if bias is None else by_name | {"final_norm": bias.expand_as(theirs.embed)}
 
 
 def test_direct_attribution_by_sublayer_and_head_sums_to_the_logits(case, parity):
-    theirs, found = case.theirs, analysis.lens(case.lm, case.tokens).data
+    theirs, data = case.theirs, analysis.lens(case.lm, case.tokens).data
     parts = parts_of(theirs)
     total = sum(part @ theirs.head.T for part in parts.values())
     assert relative_error(total, theirs.logits) < 1e-12
@@ -164,28 +164,28 @@ def test_direct_attribution_by_sublayer_and_head_sums_to_the_logits(case, parity
     parity("transformers", label, "float64", relative_error(head.logits(sum(ours.values())), theirs.logits))
     following = torch.from_numpy(case.tokens)[:, 1:, None]
     scale = float(theirs.logits.abs().max())
-    assert set(found["parts"]) == set(parts) == set(ours)
-    for column, name in enumerate(found["parts"]):
+    assert set(data["parts"]) == set(parts) == set(ours)
+    for column, name in enumerate(data["parts"]):
         logits = (parts[name] @ theirs.head.T)[:, :-1]
         expected = (logits.gather(-1, following)[..., 0] - logits.mean(-1)).mean(1)
-        difference = np.abs(found["attribution_rows"][:, column] - expected.numpy()).max()  # of parts that may be 0
+        difference = np.abs(data["attribution_rows"][:, column] - expected.numpy()).max()  # of parts that may be 0
         parity("transformers", label, "float64", difference / scale)
         assert np.abs(ours[name] - parts[name].numpy()).max() < 1e-12 * float(theirs.embed.abs().max() + 10), name
 
 
 def test_direct_attribution_by_key(case, parity):
-    theirs, found = case.theirs, analysis.lens(case.lm, case.tokens).data
+    theirs, data = case.theirs, analysis.lens(case.lm, case.tokens).data
     towards = theirs.head[torch.from_numpy(case.tokens)[:, 1:]] - theirs.head.mean(0)
     for number, layer in enumerate(theirs.layers):
         for_key = layer.m[..., None] * layer.v  # [B, L, F, D]
         parts = frozen(theirs.norm, for_key, theirs.layers[-1].after[:, :, None])
         expected = torch.einsum("blfd,bld->blf", parts[:, :-1], towards).mean((0, 1))
-        error = relative_error(found[f"blocks.{number}.feed_forward.keys"], expected)
+        error = relative_error(data[f"blocks.{number}.feed_forward.keys"], expected)
         parity("transformers", f"direct attribution, {case.name}", "float64", error)
 
 
 def test_feed_forward_memories(case, parity):
-    theirs, found = case.theirs, analysis.memories(case.lm, case.tokens, top=TOP).data
+    theirs, data = case.theirs, analysis.memories(case.lm, case.tokens, top=TOP).data
     tokens = torch.from_numpy(case.tokens)
     length = tokens.shape[1]
     for number, layer in enumerate(theirs.layers):
@@ -194,11 +194,11 @@ def test_feed_forward_memories(case, parity):
         order = m.argsort(dim=0, descending=True, stable=True)[:TOP].T
         expected_m = m.gather(0, order.T).T
         above = expected_m > 0  # only such tokens are triggers
-        np.testing.assert_array_equal(found[f"{place}/triggers"], torch.where(above, order, -1))
-        error = relative_error(found[f"{place}/coefficients"], expected_m)
+        np.testing.assert_array_equal(data[f"{place}/triggers"], torch.where(above, order, -1))
+        error = relative_error(data[f"{place}/coefficients"], expected_m)
         parity("transformers", f"memories, {case.name}", "float64", error)
         value_token = read(theirs, layer.v).argmax(-1)
-        np.testing.assert_array_equal(found[f"{place}/value_tokens"][:, 0], value_token)
+        np.testing.assert_array_equal(data[f"{place}/value_tokens"][:, 0], value_token)
 
         r, y, o = (read(theirs, x).argmax(-1) for x in (layer.middle, layer.y, layer.after))
         active = layer.m > 0
@@ -216,4 +216,4 @@ def test_feed_forward_memories(case, parity):
         repeated = ((ends[:, :, None] == ends[:, None]) & above[:, None]).sum(-1) >= 3
         expected["shared"] = repeated[above].double().mean()
         for name, value in expected.items():
-            assert found[name][number] == pytest.approx(float(value), abs=1e-6), name
+            assert data[name][number] == pytest.approx(float(value), abs=1e-6), name

@@ -67,9 +67,9 @@ class Case:
 
     def rows(self):
         """[N, L]: the tokens of the covariance."""
-        found_NL = np.concatenate(list(self.lm.batches(split="train", limit=TOKENS // LENGTH)))
-        assert found_NL.shape == (TOKENS // LENGTH, LENGTH)
-        return found_NL
+        tokens_NL = np.concatenate(list(self.lm.batches(split="train", limit=TOKENS // LENGTH)))
+        assert tokens_NL.shape == (TOKENS // LENGTH, LENGTH)
+        return tokens_NL
 
 
 @pytest.fixture(scope="module", params=range(ROUNDS))
@@ -113,11 +113,11 @@ def changed(module, change):
 
 def seen(model, module, tokens):
     """The input and the output of a module in a pass."""
-    found = []
-    handle = module.register_forward_hook(lambda _, given, out: found.append((given[0], out)))
+    calls = []
+    handle = module.register_forward_hook(lambda _, given, out: calls.append((given[0], out)))
     logits(model, tokens)
     handle.remove()
-    given, out = found[0]
+    given, out = calls[0]
     return given[0], (out[0] if isinstance(out, tuple) else out)[0]
 
 
@@ -184,10 +184,10 @@ def their_delta(model, record: Record, settings: Settings) -> Optimised:
 
 
 def test_keys(case, parity):
-    found = keys_of(case.lm, PLACE, REQUEST, PREFIXES)
+    result = keys_of(case.lm, PLACE, REQUEST, PREFIXES)
     expected = their_keys(case.theirs, REQUEST)
-    parity("transformers", "ROME, keys", "float64", relative_error(found[:, 0], expected))
-    parity("transformers", "ROME, keys", "float64", relative_error(found.mean(0)[0], expected.mean(0)))
+    parity("transformers", "ROME, keys", "float64", relative_error(result[:, 0], expected))
+    parity("transformers", "ROME, keys", "float64", relative_error(result.mean(0)[0], expected.mean(0)))
 
 
 def test_covariance(case, parity):
@@ -206,10 +206,10 @@ def test_delta(case, ends, parity):
         settings = settings._replace(largest=0.1)
     expected = free if ends == "steps" else their_delta(case.theirs, REQUEST, settings)
     assert (len(expected.losses) < STEPS) == (ends == "enough"), free.small
-    found = delta_for(case.lm, PLACE, [REQUEST], PREFIXES, settings)
-    assert len(found.losses) == len(expected.losses)
-    parity("transformers", "ROME, losses", "float64", relative_error(found.losses, expected.losses))
-    parity("transformers", "ROME, delta", "float64", relative_error(found.delta_D, expected.delta))
+    result = delta_for(case.lm, PLACE, [REQUEST], PREFIXES, settings)
+    assert len(result.losses) == len(expected.losses)
+    parity("transformers", "ROME, losses", "float64", relative_error(result.losses, expected.losses))
+    parity("transformers", "ROME, delta", "float64", relative_error(result.delta_D, expected.delta))
 
 
 def edit(model, record: Record, C, ridge: float, key: str, settings: Settings) -> None:
@@ -231,12 +231,12 @@ def test_edited_model(case, key, ridge, parity, monkeypatch):
     C = their_covariance(theirs, case.rows())
     for record in requests:
         edit(theirs, record, C, ridge, key, settings)
-    found_FD = np.asarray(ours.params["blocks"]["main"]["feed_forward"]["down"]["kernel"][LAYER])
+    edited_FD = np.asarray(ours.params["blocks"]["main"]["feed_forward"]["down"]["kernel"][LAYER])
     before_FD, after_FD = (model.transformer.h[LAYER].mlp.c_proj.weight.numpy() for model in (case.theirs, theirs))
     text = "Then Ada Li plays go; Bob was born in Paris"
     before, after = (logits(model, ids(text)) for model in (case.theirs, theirs))
     assert relative_error(before, after) > 1e-3
-    errors = {"change": relative_error(found_FD - before_FD, after_FD - before_FD)}
+    errors = {"change": relative_error(edited_FD - before_FD, after_FD - before_FD)}
     errors["logits"] = relative_error(ours(text)[0], after)
     for name in ("new", "old"):
         objects = [record.target_new if name == "new" else record.target for record in requests]
@@ -279,8 +279,8 @@ def test_trace(case, parity):
         noises[number] = draw(number, length, width)
         return noises[number]
 
-    found = effects(case.lm, prompts, window, recorded)
-    for number, (record, ours) in enumerate(zip(TRACED, found, strict=True)):
+    traced = effects(case.lm, prompts, window, recorded)
+    for number, (record, ours) in enumerate(zip(TRACED, traced, strict=True)):
         tokens, answer = ids(record.text), ids(record.target)[0]
         first, last = last_of_subject(record) - len(ids(record.subject)) + 1, last_of_subject(record)
         noise_SLD = torch.from_numpy(noises[number])[:, : len(tokens)].clone()

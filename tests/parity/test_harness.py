@@ -77,9 +77,9 @@ def names() -> list[str]:
 
 
 def check_likelihoods(ours, theirs, arguments: list) -> None:
-    found, expected = (ask(model, "loglikelihood", arguments) for model in (ours, theirs))
-    assert max(abs(a - b) for (a, _), (b, _) in zip(found, expected, strict=True)) < TOLERANCE
-    assert [greedy for _, greedy in found] == [greedy for _, greedy in expected]
+    actual, expected = (ask(model, "loglikelihood", arguments) for model in (ours, theirs))
+    assert max(abs(a - b) for (a, _), (b, _) in zip(actual, expected, strict=True)) < TOLERANCE
+    assert [greedy for _, greedy in actual] == [greedy for _, greedy in expected]
 
 
 @pytest.mark.parametrize("name", names())
@@ -115,21 +115,21 @@ def test_whole_texts_have_the_same_likelihood(ours, theirs, shared_data, tmp_pat
     texts = [(context,) for context, _ in requests_of("boolq", shared_data, tmp_path)[::2]] + [("short",)]
     lengths = [len(ours.tok_encode(text)) for (text,) in texts]
     assert min(lengths) < LENGTH and max(lengths) > 2 * LENGTH
-    found, expected = (ask(model, "loglikelihood_rolling", texts) for model in (ours, theirs))
-    assert max(abs(a - b) for a, b in zip(found, expected, strict=True)) < TOLERANCE
+    actual, expected = (ask(model, "loglikelihood_rolling", texts) for model in (ours, theirs))
+    assert max(abs(a - b) for a, b in zip(actual, expected, strict=True)) < TOLERANCE
 
 
 def test_texts_have_the_same_continuations(ours, theirs, shared_data, tmp_path):
     contexts = [context for context, _ in requests_of("jeopardy", shared_data, tmp_path)]
     contexts += [context for context, _ in requests_of("boolq", shared_data, tmp_path)[:4:2]]  # longer than the model
     free = [(context, {"until": [], "max_gen_toks": 24}) for context in contexts]
-    found, expected = (ask(model, "generate_until", free) for model in (ours, theirs))
-    assert found == expected and len(set(found)) > 1
-    stops = [[text[len(text) // 2 :][:3]] for text in found]
+    actual, expected = (ask(model, "generate_until", free) for model in (ours, theirs))
+    assert actual == expected and len(set(actual)) > 1
+    stops = [[text[len(text) // 2 :][:3]] for text in actual]
     stopped = [(context, {"until": stop, "max_gen_toks": 24}) for context, stop in zip(contexts, stops, strict=True)]
-    found_stopped, expected_stopped = (ask(model, "generate_until", stopped) for model in (ours, theirs))
-    assert found_stopped == expected_stopped
-    assert all(len(short) < len(text) for short, text in zip(found_stopped, found, strict=True))
+    actual_stopped, expected_stopped = (ask(model, "generate_until", stopped) for model in (ours, theirs))
+    assert actual_stopped == expected_stopped
+    assert all(len(short) < len(text) for short, text in zip(actual_stopped, actual, strict=True))
 
 
 def test_the_evaluate_command_reports_the_same_metrics(theirs, folder, shared_data, tmp_path, monkeypatch):
@@ -143,10 +143,10 @@ def test_the_evaluate_command_reports_the_same_metrics(theirs, folder, shared_da
     chosen = ["lambada", "piqa", "winogrande"]
     arguments = ["--workdir", folder, "--tasks", ",".join(chosen), "--task-data", data, "--limit", ITEMS, "--json", out]
     evaluate.main(list(map(str, arguments)))
-    found = json.loads(out.read_text())
-    assert str(tmp_path / "cache") in found["kept_in"] and not (folder / "harness").exists()
+    written = json.loads(out.read_text())
+    assert str(tmp_path / "cache") in written["kept_in"] and not (folder / "harness").exists()
     loaded = tasks.load(chosen, str(data), tmp_path)
     expected = evaluator.evaluate(theirs, loaded, limit=ITEMS, bootstrap_iters=0)["results"]
     for name in chosen:
-        figures = {f"{metric},none": figure["value"] for metric, figure in found["tasks"][name]["metrics"].items()}
+        figures = {f"{metric},none": figure["value"] for metric, figure in written["tasks"][name]["metrics"].items()}
         assert figures and figures == pytest.approx({key: expected[f"local_{name}"][key] for key in figures}, rel=1e-4)

@@ -61,10 +61,10 @@ def test_every_family_has_random_configs():
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_logits_equal_those_of_transformers(case, dtype, parity):
-    found = np.asarray(xf.load(case.folders[dtype])(case.tokens_BL))
+    actual = np.asarray(xf.load(case.folders[dtype])(case.tokens_BL))
     expected = hf_torch.logits(case.folders[dtype], case.tokens_BL, dtype)
-    assert str(found.dtype) == str(expected.dtype) == dtype and 0.5 < np.abs(expected).max() < 50
-    parity("transformers", case.name, dtype, relative_error(found, expected))
+    assert str(actual.dtype) == str(expected.dtype) == dtype and 0.5 < np.abs(expected).max() < 50
+    parity("transformers", case.name, dtype, relative_error(actual, expected))
 
 
 def test_greedy_continuation_equals_that_of_transformers(case):
@@ -111,8 +111,8 @@ def test_bfloat16_weights_in_several_files(number, parity, tmp_path):
     assert len(list((tmp_path / "out").glob("*.safetensors"))) > 1
     assert_same_tensors(tmp_path / "out", folder)
     expected = hf_torch.logits(tmp_path / "out", tokens_BL, "float32")
-    found = xf.load(folder, dtype="float32")(tokens_BL)
-    parity("transformers", "llama, weights in bfloat16", "float32", relative_error(found, expected))
+    actual = xf.load(folder, dtype="float32")(tokens_BL)
+    parity("transformers", "llama, weights in bfloat16", "float32", relative_error(actual, expected))
 
 
 @pytest.mark.parametrize("name", DRAWS)
@@ -126,7 +126,7 @@ def test_bfloat16_errors_are_as_small_as_those_of_transformers(name, tmp_path):
     ours = xf.load(tmp_path)(tokens_BL)
     theirs = hf_torch.logits(tmp_path, tokens_BL, "bfloat16")
     error, their_error = (
-        np.median(np.linalg.norm(exact - found, axis=-1) / np.linalg.norm(exact, axis=-1)) for found in (ours, theirs)
+        np.median(np.linalg.norm(exact - actual, axis=-1) / np.linalg.norm(exact, axis=-1)) for actual in (ours, theirs)
     )
     print(f"bfloat16, {name}: {error:.4f}, transformers {their_error:.4f}")
     assert 1e-4 < error < 1.5 * their_error
@@ -136,11 +136,11 @@ def test_in_float64_is_needed_for_exact_logits(tmp_path):
     """Without InFloat64, `transformers` computes parts of a float64 model in float32."""
     hf_torch.write_random(DRAWS["llama"](Draw(0)), tmp_path, seed=0, dtype="float64")
     tokens_BL = np.arange(LENGTH)[None] % 50
-    found = np.asarray(xf.load(tmp_path)(tokens_BL))
+    actual = np.asarray(xf.load(tmp_path)(tokens_BL))
     with torch.no_grad():
         mixed = hf_torch.read(tmp_path, "float64")(torch.from_numpy(tokens_BL)).logits.numpy()
     assert (
-        relative_error(found, mixed)
+        relative_error(actual, mixed)
         > 1e-9
-        > 1e3 * relative_error(found, hf_torch.logits(tmp_path, tokens_BL, "float64"))
+        > 1e3 * relative_error(actual, hf_torch.logits(tmp_path, tokens_BL, "float64"))
     )

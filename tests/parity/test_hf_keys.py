@@ -29,14 +29,14 @@ NEVER_SET |= {"rope_scaling": {"rope_type": "linear", "factor": 3.0}}
 
 def changes_of(config: dict) -> dict:
     """{name of a change: the changed config.json}."""
-    found = {}
+    configs = {}
     for key, value in config.items():
         if key not in NOT_OF_THE_MODEL:
-            found |= {f"{key}={new!r}": config | {key: new} for new in others(value)}
-            found[f"{key} missing"] = {name: each for name, each in config.items() if name != key}
+            configs |= {f"{key}={new!r}": config | {key: new} for new in others(value)}
+            configs[f"{key} missing"] = {name: each for name, each in config.items() if name != key}
             if isinstance(value, dict):
-                found |= {f"{key}.{name}": config | {key: new} for name, new in changes_of(value).items()}
-    return found | {f"{key} added": config | {key: new} for key, new in NEVER_SET.items() if key not in config}
+                configs |= {f"{key}.{name}": config | {key: new} for name, new in changes_of(value).items()}
+    return configs | {f"{key} added": config | {key: new} for key, new in NEVER_SET.items() if key not in config}
 
 
 def others(value) -> list:
@@ -62,7 +62,7 @@ def test_a_changed_key_is_obeyed_or_refused(name, tmp_path):
     for what, changed in changes_of(config).items():
         (folder / "config.json").write_text(json.dumps(changed))
         try:
-            found = np.asarray(xf.load(folder)(tokens_BL))
+            actual = np.asarray(xf.load(folder)(tokens_BL))
         except xf.UserError as error:
             assert "\n" not in str(error)
             continue
@@ -73,7 +73,7 @@ def test_a_changed_key_is_obeyed_or_refused(name, tmp_path):
         if not np.isfinite(expected).all():
             continue
         compared += 1
-        if expected.shape != found.shape or relative_error(found, expected) > TOLERANCE["float32"]:
+        if expected.shape != actual.shape or relative_error(actual, expected) > TOLERANCE["float32"]:
             wrong.append(what)
     shutil.rmtree(folder)
     assert compared > 10

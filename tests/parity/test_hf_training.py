@@ -42,8 +42,8 @@ def gradients(lm, tokens_BL) -> tuple[float, dict]:
     }
     totals = {"weights": targets_BL.size, "tokens": targets_BL.size}
     loss = jax.value_and_grad(make_loss(replace(lm.run, model=model)), has_aux=True)
-    (value, _), found = jax.jit(loss)(lm.params, {}, batch, None, totals)
-    return float(value), {path_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(found)}
+    (value, _), result = jax.jit(loss)(lm.params, {}, batch, None, totals)
+    return float(value), {path_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(result)}
 
 
 def is_zero(path: str, config) -> bool:
@@ -62,16 +62,16 @@ def test_gradients_equal_those_of_pytorch(name, number, dtype, parity, tmp_path)
     expected_loss = hf_torch.write_gradients(tmp_path / "weights", tokens_BL, dtype, tmp_path / "gradients")
     lm = xf.load(tmp_path / "weights")
     expected = xf.load(tmp_path / "gradients").params
-    loss, found = gradients(lm, tokens_BL)
+    loss, result = gradients(lm, tokens_BL)
     assert abs(loss - expected_loss) < TOLERANCE[dtype] * loss
     expected = {path_name(path): np.asarray(leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(expected)}
-    assert found.keys() == expected.keys()
+    assert result.keys() == expected.keys()
     largest = max(np.abs(leaf).max() for leaf in expected.values())
     for path, leaf in expected.items():
         if is_zero(path, config):
-            assert np.abs(found[path]).max() < TOLERANCE[dtype] * largest
+            assert np.abs(result[path]).max() < TOLERANCE[dtype] * largest
         else:
-            parity("transformers", f"{name}, gradients", dtype, relative_error(found[path], leaf))
+            parity("transformers", f"{name}, gradients", dtype, relative_error(result[path], leaf))
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama", "mixtral_8x7b"])

@@ -29,8 +29,8 @@ def test_sae_lens_reads_a_dictionary(name, tmp_path, parity):
     lm = tiny_model("gpt2")
     training, tokens_BL = (np.random.default_rng(seed).integers(257, size=(32, 16)) for seed in range(2))
     taps = TAPS[name]
-    found = analysis.features(lm, tokens_BL, sizes=(48,), k=4, steps=30, training=training, **taps)
-    found.save(tmp_path)
+    result = analysis.features(lm, tokens_BL, sizes=(48,), k=4, steps=30, training=training, **taps)
+    result.save(tmp_path)
     theirs = sae_lens.SAE.load_from_disk(str(tmp_path / "dictionary_48"))
     assert theirs.cfg.metadata.tap == taps["tap"]
     assert theirs.cfg.metadata.hook_name_out == HOOK_OUT.get(name)
@@ -39,7 +39,7 @@ def test_sae_lens_reads_a_dictionary(name, tmp_path, parity):
     with torch.no_grad():
         f_BLF = theirs.encode(torch.tensor(x))
         y_BLE = theirs.decode(f_BLF).numpy().reshape(*tokens_BL.shape, -1)
-    arrays = [found.data[f"48/{each}"] for each in sparse.Dictionary._fields]
+    arrays = [result.data[f"48/{each}"] for each in sparse.Dictionary._fields]
     ours = sparse.Dictionary(*arrays)
     expected = sparse.encode(ours, x_BLD)
     assert (f_BLF > 0).sum() > 100

@@ -37,7 +37,7 @@ def test_transformers_reads_what_a_conversion_made(family, conversion, tmp_path,
         assert certificate.exact
         tokens_BL = np.random.default_rng(number).integers(0, config.vocab_size, (2, LENGTH))
         expected = hf_torch.logits(tmp_path / f"in{number}", tokens_BL, "float64")
-        found = hf_torch.logits(tmp_path / "out", tokens_BL, "float64")
-        parity("transformers", f"{family}, {conversion}", "float64", relative_error(found, expected))
+        actual = hf_torch.logits(tmp_path / "out", tokens_BL, "float64")
+        parity("transformers", f"{family}, {conversion}", "float64", relative_error(actual, expected))
         return
     pytest.fail(f"{conversion} applies to no draw of {family}")

@@ -17,12 +17,12 @@ pytestmark = pytest.mark.parity
 
 
 def bloom(config, params) -> dict:
-    found = {"transformer.word_embeddings.weight": params["embed"]["table"]}
-    found |= affine("transformer.word_embeddings_layernorm", params["embedding_norm"])
-    found |= affine("transformer.ln_f", params["final_norm"])
+    tensors = {"transformer.word_embeddings.weight": params["embed"]["table"]}
+    tensors |= affine("transformer.word_embeddings_layernorm", params["embedding_norm"])
+    tensors |= affine("transformer.ln_f", params["final_norm"])
     for i, p in enumerate(layers_of(params)):
-        found |= layer(f"transformer.h.{i}", p)
-    return found
+        tensors |= layer(f"transformer.h.{i}", p)
+    return tensors
 
 
 def layer(name: str, p: dict) -> dict:
@@ -30,11 +30,11 @@ def layer(name: str, p: dict) -> dict:
     a = p["attention"]
     f = p["feed_forward"]
     qkv = {x: np.stack([a[part][x] for part in ("query", "key", "value")], -2) for x in ("kernel", "bias")}
-    found = affine(f"{name}.input_layernorm", p["attention_norm_in"])
-    found |= affine(f"{name}.post_attention_layernorm", p["feed_forward_norm_in"])
-    found |= linear(f"{name}.self_attention.query_key_value", qkv)
-    found |= linear(f"{name}.self_attention.dense", a["output"], inputs=2)
-    return found | linear(f"{name}.mlp.dense_h_to_4h", f["up"]) | linear(f"{name}.mlp.dense_4h_to_h", f["down"])
+    tensors = affine(f"{name}.input_layernorm", p["attention_norm_in"])
+    tensors |= affine(f"{name}.post_attention_layernorm", p["feed_forward_norm_in"])
+    tensors |= linear(f"{name}.self_attention.query_key_value", qkv)
+    tensors |= linear(f"{name}.self_attention.dense", a["output"], inputs=2)
+    return tensors | linear(f"{name}.mlp.dense_h_to_4h", f["up"]) | linear(f"{name}.mlp.dense_4h_to_h", f["down"])
 
 
 def linear(name: str, p: dict, inputs: int = 1) -> dict:

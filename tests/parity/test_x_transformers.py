@@ -96,22 +96,22 @@ def decoder(config, arguments: dict):
 
 def state(config, params) -> dict:
     """Our parameters as a state dict of the library."""
-    found = {"token_emb.emb.weight": params["embed"]["table"]}
+    tensors = {"token_emb.emb.weight": params["embed"]["table"]}
     if "head" in params:
-        found["to_logits.weight"] = params["head"]["table"]
+        tensors["to_logits.weight"] = params["head"]["table"]
     if "position" in params:
-        found["pos_emb.emb.weight"] = params["position"]["table"] * WIDTH**0.5
+        tensors["pos_emb.emb.weight"] = params["position"]["table"] * WIDTH**0.5
     if "relative_bias" in params.get("shared", {}):
         size = config.blocks["main"].attention.head_size
-        found["attn_layers.rel_pos.relative_attention_bias.weight"] = params["shared"]["relative_bias"] / size**0.5
-    found |= norm(config.final_norm, params.get("final_norm", {}), "attn_layers.final_norm")
+        tensors["attn_layers.rel_pos.relative_attention_bias.weight"] = params["shared"]["relative_bias"] / size**0.5
+    tensors |= norm(config.final_norm, params.get("final_norm", {}), "attn_layers.final_norm")
     sublayers = [(p, name) for p in layers_of(params) for name in ("attention", "feed_forward") if name in p]
     for i, (p, name) in enumerate(sublayers):
         prefix = f"attn_layers.layers.{i}"
-        found |= (attention if name == "attention" else feed_forward)(config.blocks["main"], p[name], f"{prefix}.1")
+        tensors |= (attention if name == "attention" else feed_forward)(config.blocks["main"], p[name], f"{prefix}.1")
         for number, site in enumerate(("in", "out", "post")):
-            found |= norm(config.blocks["main"].norm, p.get(f"{name}_norm_{site}", {}), f"{prefix}.0.{number}")
-    return found
+            tensors |= norm(config.blocks["main"].norm, p.get(f"{name}_norm_{site}", {}), f"{prefix}.0.{number}")
+    return tensors
 
 
 def norm(kind: str, p: dict, prefix: str) -> dict:
@@ -126,31 +126,31 @@ def attention(block, p: dict, prefix: str) -> dict:
     rotary = a.position == "rope"
     query, key = ((paired(p[x]["kernel"], a.rope.fraction) if rotary else p[x]["kernel"]) for x in ("query", "key"))
     heads = np.arange(a.heads).reshape(a.kv_heads, -1).T.reshape(-1)  # our heads in the order of the library
-    found = {f"{prefix}.to_q.weight": matrix(query[:, heads]), f"{prefix}.to_k.weight": matrix(key)}
-    found[f"{prefix}.to_v.weight"] = matrix(p["value"]["kernel"])
-    found[f"{prefix}.to_out.weight"] = matrix(p["output"]["kernel"][heads], inputs=2)
+    tensors = {f"{prefix}.to_q.weight": matrix(query[:, heads]), f"{prefix}.to_k.weight": matrix(key)}
+    tensors[f"{prefix}.to_v.weight"] = matrix(p["value"]["kernel"])
+    tensors[f"{prefix}.to_out.weight"] = matrix(p["output"]["kernel"][heads], inputs=2)
     if a.memory_slots:
-        found[f"{prefix}.mem_k"] = p["memory"]["key"].swapaxes(0, 1) * a.head_size**0.5
-        found[f"{prefix}.mem_v"] = p["memory"]["value"].swapaxes(0, 1) * a.memory_slots**0.5
+        tensors[f"{prefix}.mem_k"] = p["memory"]["key"].swapaxes(0, 1) * a.head_size**0.5
+        tensors[f"{prefix}.mem_v"] = p["memory"]["value"].swapaxes(0, 1) * a.memory_slots**0.5
     if a.qk_norm == "rms":  # the library has a gain for each head, minus 1
-        found |= {f"{prefix}.{x}_rmsnorm.gamma": np.tile(p[name]["gain"], (a.heads, 1, 1)) - 1
+        tensors |= {f"{prefix}.{x}_rmsnorm.gamma": np.tile(p[name]["gain"], (a.heads, 1, 1)) - 1
                   for x, name in (("q", "query_norm"), ("k", "key_norm"))}  # fmt: skip
-    return found
+    return tensors
 
 
 def feed_forward(block, p: dict, prefix: str) -> dict:
     up = p["up"]
     down = p["down"]
-    found = {f"{prefix}.ff.2.weight": matrix(down["kernel"]), f"{prefix}.ff.2.bias": down["bias"]}
+    tensors = {f"{prefix}.ff.2.weight": matrix(down["kernel"]), f"{prefix}.ff.2.bias": down["bias"]}
     if "gate" in p:
-        found[f"{prefix}.ff.0.proj.weight"] = np.concatenate([matrix(up["kernel"]), matrix(p["gate"]["kernel"])])
-        found[f"{prefix}.ff.0.proj.bias"] = np.concatenate([up["bias"], p["gate"]["bias"]])
-        return found
-    found |= {f"{prefix}.ff.0.0.weight": matrix(up["kernel"]), f"{prefix}.ff.0.0.bias": up["bias"]}
+        tensors[f"{prefix}.ff.0.proj.weight"] = np.concatenate([matrix(up["kernel"]), matrix(p["gate"]["kernel"])])
+        tensors[f"{prefix}.ff.0.proj.bias"] = np.concatenate([up["bias"], p["gate"]["bias"]])
+        return tensors
+    tensors |= {f"{prefix}.ff.0.0.weight": matrix(up["kernel"]), f"{prefix}.ff.0.0.bias": up["bias"]}
     if "hidden_norm" in p:
-        found[f"{prefix}.ff.0.1.norm.gamma"] = p["hidden_norm"]["gain"]
-        found[f"{prefix}.ff.2.bias"] = down["bias"] + p["hidden_norm"]["bias"] @ down["kernel"]
-    return found
+        tensors[f"{prefix}.ff.0.1.norm.gamma"] = p["hidden_norm"]["gain"]
+        tensors[f"{prefix}.ff.2.bias"] = down["bias"] + p["hidden_norm"]["bias"] @ down["kernel"]
+    return tensors
 
 
 def check(name: str, dtype: str, parity):

@@ -51,9 +51,9 @@ def difference(config, theirs, state: dict, run) -> float:
     assert not unexpected and not parameters & set(missing), (unexpected, missing)
     with torch.no_grad():
         expected = run(theirs, torch.from_numpy(tokens_BL).long())
-    found, _ = forward(config, params, tokens_BL)
-    assert str(expected.dtype) == f"torch.{config.dtype}" and found.dtype == config.dtype
-    return relative_error(found, expected.numpy())
+    actual, _ = forward(config, params, tokens_BL)
+    assert str(expected.dtype) == f"torch.{config.dtype}" and actual.dtype == config.dtype
+    return relative_error(actual, expected.numpy())
 
 
 def layers_of(params: dict) -> list[dict]:

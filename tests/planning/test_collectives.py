@@ -18,7 +18,7 @@ def programs() -> dict[str, str]:
     return results_on_devices(8, str(Path(__file__).parent / "collectives_worker.py"), timeout=120)
 
 
-def found(programs, name: str) -> list[tuple]:
+def listed(programs, name: str) -> list[tuple]:
     rows = collectives(hlo.parse(programs[name]), MESH)
     assert all(row.whole for row in rows)
     return sorted((row.kind, row.axes, row.runs, row.payload, row.sent) for row in rows)
@@ -26,22 +26,22 @@ def found(programs, name: str) -> list[tuple]:
 
 def test_sharded_weights_are_gathered_over_their_axis(programs):
     whole = 128 * 32 * 4
-    assert found(programs, "weights") == [("all-gather", ("fsdp",), 1, whole, whole * 3 / 4)]
+    assert listed(programs, "weights") == [("all-gather", ("fsdp",), 1, whole, whole * 3 / 4)]
 
 
 def test_collectives_in_a_scan_count_once_per_iteration(programs):
     local = 8 * 16 * 4
-    assert found(programs, "loop") == [("all-reduce", ("tensor",), 5, local, local)]
+    assert listed(programs, "loop") == [("all-reduce", ("tensor",), 5, local, local)]
 
 
 def test_trip_counts_of_nested_scans_multiply(programs):
     local = 16 * 8 * 4
-    assert found(programs, "nested") == [("all-to-all", ("fsdp",), 25, local, local * 3 / 4)]
+    assert listed(programs, "nested") == [("all-to-all", ("fsdp",), 25, local, local * 3 / 4)]
 
 
 def test_each_kind_is_found_with_its_axis_and_bytes(programs):
     gathered, scattered = 32 * 8 * 4, 8 * 8 * 4
-    assert found(programs, "once_each") == [
+    assert listed(programs, "once_each") == [
         ("all-gather", ("tensor",), 1, gathered, gathered / 2),
         ("all-reduce", ("fsdp", "tensor"), 1, 4, 7),
         ("collective-permute", ("fsdp",), 1, scattered, scattered),
@@ -50,7 +50,7 @@ def test_each_kind_is_found_with_its_axis_and_bytes(programs):
 
 
 def test_a_program_without_collectives_has_none(programs):
-    assert found(programs, "none") == []
+    assert listed(programs, "none") == []
 
 
 @pytest.mark.parametrize(

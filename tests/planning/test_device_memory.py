@@ -27,7 +27,7 @@ def test_scanned_layers_keep_the_operands_of_products_and_of_norms(name, hidden,
     config = program.prepare(parse(["--config", f"{ROOT}/configs/{name}.py:tiny", *overrides]))
     shapes = [shape for _, shape, _ in formula.estimate_step(config, ALONE).kept]
     kept = [re.fullmatch(r"8 x (\w+)\[2, (?:1, )?48, (\d+)\]", shape) for shape in shapes]
-    counted = Counter((found[1], int(found[2])) for found in kept if found and found[2] != "1")
+    counted = Counter((actual[1], int(actual[2])) for actual in kept if actual and actual[2] != "1")
     F = config.model.blocks["main"].feed_forward.hidden
     assert counted == {("bfloat16", F): hidden, ("bfloat16", config.model.width): stream}
 

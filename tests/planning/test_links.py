@@ -101,8 +101,8 @@ def test_gpus_of_a_host_share_a_switch():
 )
 def test_a_group_over_several_hosts_uses_switches_and_the_network(kind, inside, between):
     locations = [Location(i // 8, (i,)) for i in range(32)]
-    found = seconds(one(kind, 32), parse("h100:8x4"), locations)
-    assert found == pytest.approx((GB * inside / 4.5e11, GB * between / 5e10), rel=1e-2)
+    result = seconds(one(kind, 32), parse("h100:8x4"), locations)
+    assert result == pytest.approx((GB * inside / 4.5e11, GB * between / 5e10), rel=1e-2)
 
 
 def test_the_roofline_is_the_slowest_resource_or_the_sum():
@@ -112,6 +112,6 @@ def test_the_roofline_is_the_slowest_resource_or_the_sum():
         Work("add", "", 1, 0, 3 * chip.memory_bandwidth),
     ]
     works.append(Work("c", "", 1, 0, chip.memory_bandwidth))  # the collective's own bytes
-    found = roofline(chip, works, [(one("all-gather", 4), 0.5, 0.25)], "bfloat16")
-    assert found == Roofline(arithmetic=2, memory=5, links=0.5, network=0.25, instructions=5)
-    assert (found.overlapped, found.serial, found.limit) == (5, 5.75, "memory")
+    result = roofline(chip, works, [(one("all-gather", 4), 0.5, 0.25)], "bfloat16")
+    assert result == Roofline(arithmetic=2, memory=5, links=0.5, network=0.25, instructions=5)
+    assert (result.overlapped, result.serial, result.limit) == (5, 5.75, "memory")

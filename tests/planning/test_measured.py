@@ -37,22 +37,22 @@ def test_every_measurement_names_its_chip_and_source():
     ],
 )
 def test_the_most_similar_model_is_one_with_experts_or_without_of_the_nearest_width(chip, name, overrides, model):
-    found = most_similar(chip, config_of(name, *overrides))
-    assert (found and found.model) == model
+    result = most_similar(chip, config_of(name, *overrides))
+    assert (result and result.model) == model
 
 
 def test_the_expected_step_has_the_measured_utilisation_recomputation_and_all_collectives():
     overrides = ["--config.model.dtype=bfloat16", "--config.mesh.fsdp=2", "--config.training.remat=full"]
-    found = plan("h200:2x2", *overrides)
-    expected, time = found["expected"], found["time"]
-    products = found["flops"]["traced"] / (4 * 989.4e12) / 0.41
-    assert found["flops"]["traced"] > 1.2 * found["model_flops"] and time["links"] > 0 and time["network"] > 0
+    result = plan("h200:2x2", *overrides)
+    expected, time = result["expected"], result["time"]
+    products = result["flops"]["traced"] / (4 * 989.4e12) / 0.41
+    assert result["flops"]["traced"] > 1.2 * result["model_flops"] and time["links"] > 0 and time["network"] > 0
     assert expected["step_seconds"] == pytest.approx(products + time["links"] + time["network"])
-    assert expected["utilisation"] == pytest.approx(found["model_flops"] / (4 * 989.4e12) / expected["step_seconds"])
-    text = report.text(found)
+    assert expected["utilisation"] == pytest.approx(result["model_flops"] / (4 * 989.4e12) / expected["step_seconds"])
+    text = report.text(result)
     assert re.search(r"not overlapped +overlapped +expected\n", text) and "expected: as gpt2 124M (32 x 1024" in text
 
 
 def test_a_chip_without_measurements_says_so():
-    found = plan("h100:2", "--config.model.dtype=bfloat16")
-    assert found["expected"] is None and "expected: not measured" in report.text(found)
+    result = plan("h100:2", "--config.model.dtype=bfloat16")
+    assert result["expected"] is None and "expected: not measured" in report.text(result)

@@ -46,8 +46,8 @@ def test_the_last_candidate_needs_the_least_memory():
         sizes = {"batch": {"sequences": batch}, "mesh": {"fsdp": 4}, "remat": "none"}
         return sizes | {"utilisation": [speed, 1.0], "memory": {"total": memory, "available": 10.0}}
 
-    found = [plan(1, 0.1, 4), plan(2, 0.5, 9), plan(3, 0.4, 10), plan(4, 0.9, 99), plan(5, 0.3, 8), plan(6, 0.2, 7)]
-    batches = [options[1] for options in named.ranked(found)]
+    plans = [plan(1, 0.1, 4), plan(2, 0.5, 9), plan(3, 0.4, 10), plan(4, 0.9, 99), plan(5, 0.3, 8), plan(6, 0.2, 7)]
+    batches = [options[1] for options in named.ranked(plans)]
     assert batches == [f"--config.batch_size={n}" for n in (2, 3, 5, 1)]
     assert named.ranked([plan(1, 0.9, 99), plan(2, 0.5, 50)]) == [
         named.overrides(2, "fsdp=4", "--config.training.remat=none")

@@ -91,12 +91,12 @@ def test_a_share_is_never_100_percent():
 def test_hosts_communicate_along_the_axis_that_crosses_them(between, axis):
     machine = topologies.parse("h100:2x2")
     config = parse([*TINY, "--config.mesh.fsdp=2", f"--config.mesh.between={between}"])
-    found = plans.formula_plan(config, machine, 1e12, topologies.gpus(machine))
+    result = plans.formula_plan(config, machine, 1e12, topologies.gpus(machine))
     sent = {
-        over: sum(row["sent"] for row in found["collectives"] if row["axes"] == [over]) for over in ("data", "fsdp")
+        over: sum(row["sent"] for row in result["collectives"] if row["axes"] == [over]) for over in ("data", "fsdp")
     }
     assert sent["data"] and sent["fsdp"] and sent["data"] != sent["fsdp"]
-    assert found["time"]["network"] == pytest.approx(sent[axis] / 5e10)
+    assert result["time"]["network"] == pytest.approx(sent[axis] / 5e10)
 
 
 def test_hlo_needs_a_compiled_plan(tmp_path):
@@ -127,9 +127,9 @@ def test_the_search_ranks_plans_that_fit(capsys, tmp_path):
 
 def test_every_mesh_of_the_search_uses_all_devices():
     config = program.prepare(parse(TINY))
-    found = search.meshes(config, 16)
-    assert len(found) == len({tuple(sizes.values()) for sizes in found})
-    for sizes in found:
+    result = search.meshes(config, 16)
+    assert len(result) == len({tuple(sizes.values()) for sizes in result})
+    for sizes in result:
         product = 1
         for size in sizes.values():
             product *= size
@@ -215,8 +215,8 @@ def test_the_formula_has_the_collectives_of_each_axis():
         parse([*TINY[:1], f"{ROOT / 'configs/mixtral_8x7b.py'}:tiny", TINY[2], "--config.training.remat=full"])
     )
     sizes = {"data": 1, "fsdp": 2, "expert": 2, "tensor": 2, "context": 2}
-    found = formula.estimate_step(config, sizes)
-    by_axes = {(c.kind, c.axes): c for c in found.collectives}
+    result = formula.estimate_step(config, sizes)
+    by_axes = {(c.kind, c.axes): c for c in result.collectives}
     rows, length, width, layers = 8 / 4, 64 / 2, 32, 2
     stream = rows * length * width * 4
     assert by_axes["all-to-all", ("expert",)].payload == 2 * stream  # two experts per token
@@ -224,8 +224,8 @@ def test_the_formula_has_the_collectives_of_each_axis():
     assert by_axes["all-reduce", ("tensor",)].payload == stream
     assert by_axes["all-gather", ("context",)].payload == rows * 64 * 2 * 2 * 8 * 4 / 2  # 2 key heads of size 8
     assert len(by_axes["all-gather", ("fsdp",)].group) == 2
-    whole = sum(plans.device_memory.state_bytes(found.state).values())
-    assert found.memory["parameters"] + found.memory["optimiser"] == whole
+    whole = sum(plans.device_memory.state_bytes(result.state).values())
+    assert result.memory["parameters"] + result.memory["optimiser"] == whole
 
 
 @pytest.mark.parametrize(
@@ -243,8 +243,8 @@ def test_the_formula_sums_outputs_over_tensor_as_often_as_a_compiled_step(name, 
     """The compiled step has 6 more sums: of the embedding and the loss."""
     options = [f"--config.training.remat={remat}", f"--config.model.blocks.main.layout={layout}"]
     config = program.prepare(parse([*TINY[:1], f"{ROOT}/configs/{name}.py:tiny", TINY[2], *options]))
-    found = formula.estimate_step(config, {"data": 1, "fsdp": 1, "expert": 1, "tensor": 2, "context": 1}).collectives
-    assert sum(each.runs for each in found if each.axes == ("tensor",)) == sums * config.model.depth
+    actual = formula.estimate_step(config, {"data": 1, "fsdp": 1, "expert": 1, "tensor": 2, "context": 1}).collectives
+    assert sum(each.runs for each in actual if each.axes == ("tensor",)) == sums * config.model.depth
 
 
 ATTENTION = "--config.model.blocks.main.attention."
@@ -265,9 +265,9 @@ def test_the_formula_saves_no_weights_of_attention(options):
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_the_formula_has_the_flops_of_the_traced_step(optimizer):
     config = program.prepare(parse([*TINY, f"--config.optimizer.kind={optimizer}"]))
-    found = formula.estimate_step(config, {"data": 2, "fsdp": 2, "expert": 1, "tensor": 1, "context": 1})
-    passes, update = (work.flops for work in found.works)
-    assert found.flops == program.traced_flops(config) == 4 * passes + 2 * update
+    result = formula.estimate_step(config, {"data": 2, "fsdp": 2, "expert": 1, "tensor": 1, "context": 1})
+    passes, update = (work.flops for work in result.works)
+    assert result.flops == program.traced_flops(config) == 4 * passes + 2 * update
     assert (update > 0) == (optimizer == "muon")
 
 

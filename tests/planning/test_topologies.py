@@ -23,9 +23,9 @@ from xfresearch.runtime.errors import UserError
     ],
 )
 def test_names_are_parsed(text, name, chips, devices):
-    found = parse(text)
-    assert (found.name, found.chips, found.devices) == (name, chips, devices)
-    assert parse(name) == found
+    result = parse(text)
+    assert (result.name, result.chips, result.devices) == (name, chips, devices)
+    assert parse(name) == result
 
 
 def test_slices_in_the_name_and_the_option_multiply():

@@ -207,8 +207,8 @@ def test_splash_attention_counts_the_blocks_of_its_grid(kind, grid, tokens, keys
     q, k = (Array("bf16", (4, size, 128), False) for size in (tokens, keys))
     operands = [Array("s8", (1, *grid), False)] * 2 + [q, k, k]
     text = f'"block_q_{kind}": 512, "block_kv_{kind}": 512'.replace("_fwd", "")
-    found = custom.kernel_flops(SimpleNamespace(name=f"splash_mha_{kind}.1", text=text), operands, 0, causal)
-    assert found == custom.SPLASH[kind] * 2 * 4 * 128 * blocks * 512**2
+    result = custom.kernel_flops(SimpleNamespace(name=f"splash_mha_{kind}.1", text=text), operands, 0, causal)
+    assert result == custom.SPLASH[kind] * 2 * 4 * 128 * blocks * 512**2
 
 
 @pytest.mark.parametrize("name", ["ragged-dot-none.1", "jvp_jit_gmm__.2", "transpose_jvp_jit_tgmm___.2"])
@@ -316,10 +316,10 @@ def test_a_scan_over_as_many_microbatches_as_layers_is_not_taken_for_the_layers(
     ],
 )
 def test_out_of_memory_errors_are_parsed(text, needed, available):
-    found = device_memory.parse_out_of_memory(text)
-    assert found[:2] == (pytest.approx(needed * 2**30), pytest.approx(available * 2**30))
+    result = device_memory.parse_out_of_memory(text)
+    assert result[:2] == (pytest.approx(needed * 2**30), pytest.approx(available * 2**30))
     if "1. Size" in text:
-        assert found[2] == [("jit(step)/dot", "bf16[32,64]", 4 * 2**30), ("", "f32[8]", 2**29)]
+        assert result[2] == [("jit(step)/dot", "bf16[32,64]", 4 * 2**30), ("", "f32[8]", 2**29)]
 
 
 def test_other_errors_are_not_out_of_memory():

@@ -111,11 +111,11 @@ def head_of(part, kind, x_LD, head, size):
 def queries_keys_values(p, x_LD, block):
     """Lists of [L, K], without positions: a query for each head, a key and a value for each key-value head."""
     a = block.attention
-    found = {}
+    projected = {}
     for name, kind, count in (("query", a.query, a.heads), ("key", a.key, a.kv_heads), ("value", a.value, a.kv_heads)):
-        found[name] = [head_of(p.get(name), kind, x_LD, head, a.head_size) for head in range(count)]
-    values = found["key"] if a.value == "key" else found["value"]
-    queries, keys = (norm_heads(p.get(f"{name}_norm", {}), found[name], block) for name in ("query", "key"))
+        projected[name] = [head_of(p.get(name), kind, x_LD, head, a.head_size) for head in range(count)]
+    values = projected["key"] if a.value == "key" else projected["value"]
+    queries, keys = (norm_heads(p.get(f"{name}_norm", {}), projected[name], block) for name in ("query", "key"))
     bound = a.clip or np.inf  # after the norms, as in OLMoE's code
     return ([np.clip(x, -bound, bound) for x in heads] for heads in (queries, keys, values))
 

@@ -70,15 +70,15 @@ def stream_logits(p: Pass, end: str, translator=None) -> np.ndarray:
 
 def lens(p: Pass, translators=None) -> dict[str, np.ndarray]:
     """{loss, agreement, divergence: [B, N]} of the logit lens, or of the tuned lens with translators (matrix, bias)."""
-    found = {"loss": [], "agreement": [], "divergence": []}
+    of_layers = {"loss": [], "agreement": [], "divergence": []}
     final = log_softmax(p.logits_BLV)
     for n, end in enumerate(p.ends):
         log_p = log_softmax(stream_logits(p, end, translators and (translators[0][n], translators[1][n])))
         own = np.take_along_axis(log_p[:, :-1], p.tokens_BL[:, 1:, None], -1)[..., 0]
-        found["loss"].append(-own.mean(1))
-        found["agreement"].append((log_p.argmax(-1) == final.argmax(-1)).mean(1))
-        found["divergence"].append((np.exp(final) * (final - log_p)).sum(-1).mean(1))
-    return {name: np.stack(value, 1) for name, value in found.items()}
+        of_layers["loss"].append(-own.mean(1))
+        of_layers["agreement"].append((log_p.argmax(-1) == final.argmax(-1)).mean(1))
+        of_layers["divergence"].append((np.exp(final) * (final - log_p)).sum(-1).mean(1))
+    return {name: np.stack(value, 1) for name, value in of_layers.items()}
 
 
 def memory(p: Pass, place: str, gated: bool = False) -> tuple[np.ndarray, np.ndarray]:
@@ -123,11 +123,11 @@ def memories(p: Pass, place: str) -> dict[str, np.ndarray]:
     r, y, o = (p.logits(p.values[f"{at}.{name}"]).argmax(-1) for name in ("before", "out", "residual"))
     m_BLK, v_KD = memory(p, place)
     value_K = p.logits(added(p, place, v_KD)).argmax(-1)
-    found = {"active": (m_BLK > 0).mean((1, 2)), "residual": (o == r) & (o != y), "written": (o != r) & (o == y)}
-    found |= {"both": (o == r) & (o == y), "third": (o != r) & (o != y), "changes": o != r}
-    found["composed"] = np.array([[y_ not in value_K[m > 0] for y_, m in zip(*row, strict=True)]
+    figures = {"active": (m_BLK > 0).mean((1, 2)), "residual": (o == r) & (o != y), "written": (o != r) & (o == y)}
+    figures |= {"both": (o == r) & (o == y), "third": (o != r) & (o != y), "changes": o != r}
+    figures["composed"] = np.array([[y_ not in value_K[m > 0] for y_, m in zip(*row, strict=True)]
                                   for row in zip(y, m_BLK, strict=True)])  # fmt: skip
-    return {name: value.mean(1) if value.ndim == 2 else value for name, value in found.items()} | {"values": value_K}
+    return {name: value.mean(1) if value.ndim == 2 else value for name, value in figures.items()} | {"values": value_K}
 
 
 class Terms(dict):
@@ -144,8 +144,8 @@ class Terms(dict):
     def normed(self, name: str, kind: str, params: dict, block, at):
         """The terms after a norm of their sum, `at`: through the linear map that it is there, and its constant."""
         constant = norm_of(kind, params, np.zeros_like(at), block)
-        found = Terms({part: frozen(kind, params, block, at, x) for part, x in self.items()})
-        return found + {name: constant} if constant.any() else found
+        result = Terms({part: frozen(kind, params, block, at, x) for part, x in self.items()})
+        return result + {name: constant} if constant.any() else result
 
 
 def followed(p: Pass, start: dict, written) -> Terms:
@@ -190,8 +190,8 @@ def attribution(p: Pass) -> dict[str, np.ndarray]:
         gate = p.values.get(f"{at}.gate", np.ones(1))
         heads = heads * (gate if gate.ndim in (1, 4) else gate[..., None])
         by_head = np.einsum("blhv,hvd->hbld", heads, params[name]["output"]["kernel"])
-        found = {f"{at}.{h}": added(p, at, x, p.values[f"{at}.raw"]) for h, x in enumerate(by_head)}
-        return found | {f"{at}.rest": out - sum(found.values())}
+        by_name = {f"{at}.{h}": added(p, at, x, p.values[f"{at}.raw"]) for h, x in enumerate(by_head)}
+        return by_name | {f"{at}.rest": out - sum(by_name.values())}
 
     terms = followed(p, {"embed": p.values["embed"]}, written)
     return {part: _relative_logit(p, x) for part, x in terms.items()}
@@ -227,7 +227,7 @@ def attention(values: dict, sink: bool) -> dict:
     m = values.get("sink_weight", values.get("coefficients", np.zeros((B, H, L, 0))))
     m = m if m.ndim == 4 else np.zeros((B, H, L, 0))
     share = H // values["value"].shape[2]
-    found: dict = {}
+    of_heads: dict = {}
     for b, h in np.ndindex(B, H):
         rows = []
         for n in range(1, L):
@@ -247,8 +247,8 @@ def attention(values: dict, sink: bool) -> dict:
             row |= {"sink": m[b, h, n, -1]} if sink else {}
             rows.append(row)
         for name in rows[0]:
-            found.setdefault(name, np.zeros((B, H)))[b, h] = np.mean([row[name] for row in rows])
-    return found
+            of_heads.setdefault(name, np.zeros((B, H)))[b, h] = np.mean([row[name] for row in rows])
+    return of_heads
 
 
 def geometry(values: dict, key_DGK) -> dict:
@@ -263,15 +263,15 @@ def geometry(values: dict, key_DGK) -> dict:
 
     before = values["before"]
     sizes_BL = each(lambda v: np.linalg.norm(v - (v @ ones) * ones), before)
-    found = {"angle_before": each(angle, before).mean(1), "angle_after": each(angle, values["in"]).mean(1)}
-    found |= {"projected": each(lambda v: (v @ ones) ** 2 / (v @ v), before).mean(1)}
-    found |= {"spread": sizes_BL.std(1) / sizes_BL.mean(1)}
+    figures = {"angle_before": each(angle, before).mean(1), "angle_after": each(angle, values["in"]).mean(1)}
+    figures |= {"projected": each(lambda v: (v @ ones) ** 2 / (v @ v), before).mean(1)}
+    figures |= {"spread": sizes_BL.std(1) / sizes_BL.mean(1)}
     if key_DGK is not None:
         q_BLHK = values.get("unrotated_query", values["query"])
         share = q_BLHK.shape[2] // key_DGK.shape[1]
         inputs = [q_BLHK[:, :, h] @ key_DGK[:, h // share].T for h in range(q_BLHK.shape[2])]
-        found["angle_query"] = np.stack([each(angle, x).mean(1) for x in inputs], 1)
-    return found
+        figures["angle_query"] = np.stack([each(angle, x).mean(1) for x in inputs], 1)
+    return figures
 
 
 def routing(values: dict, bias_E) -> dict:
@@ -282,16 +282,16 @@ def routing(values: dict, bias_E) -> dict:
     load_E = np.array([(chosen_BLk == e).mean() for e in range(E)])
     ranked = np.sort(s_BLE + bias_E)[..., ::-1]
     both = np.array([[((chosen_BLk == a).any(-1) & (chosen_BLk == b).any(-1)).sum() for b in range(E)] for a in range(E)])
-    found = {"load": load_E, "busiest": E * load_E.max(), "mass": p_BLE.mean((0, 1))}
-    found |= {"entropy": -(p_BLE * np.log(p_BLE)).sum(-1).mean(1), "margin": (ranked[..., k - 1] - ranked[..., k]).mean(1)}
-    return found | {"together": both / np.maximum(np.diag(both)[:, None], 1)}
+    figures = {"load": load_E, "busiest": E * load_E.max(), "mass": p_BLE.mean((0, 1))}
+    figures |= {"entropy": -(p_BLE * np.log(p_BLE)).sum(-1).mean(1), "margin": (ranked[..., k - 1] - ranked[..., k]).mean(1)}
+    return figures | {"together": both / np.maximum(np.diag(both)[:, None], 1)}
 
 
 def panel(p: Pass, repeated: Pass) -> dict[str, list[float]]:
     """{figure: a number for each layer} of pages/panel.py. repeated: a pass over rows whose halves are equal."""
     half = repeated.tokens_BL.shape[1] // 2
     second = np.arange(half, 2 * half)
-    found: dict[str, list[float]] = {}
+    collected: dict[str, list[float]] = {}
     for number, block, _ in p.layers():
         of_layer = {}
         for name in block.sublayers:
@@ -310,5 +310,5 @@ def panel(p: Pass, repeated: Pass) -> dict[str, list[float]]:
             row["router_entropy"] = np.mean([routing(each, 0.0)["entropy"].mean() for each in feed_forwards])
         row["lens_agreement"] = lens(p)["agreement"][:, number].mean()
         for name, value in row.items():
-            found.setdefault(name, []).append(float(value))
-    return found
+            collected.setdefault(name, []).append(float(value))
+    return collected

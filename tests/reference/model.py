@@ -73,14 +73,14 @@ def layer_order(config):
     """(block, name of the stack in the parameters, index in the stack) of each layer. Repeated names get a number."""
     segments = config.segments or ((config.pattern, config.depth // len(config.pattern)),)
     names = [name for pattern, _ in segments for name in pattern]
-    found = []
+    order = []
     start = 0
     for pattern, repeats in segments:
         for repeat in range(repeats):
             for i, name in enumerate(pattern):
-                found.append((name, name if names.count(name) == 1 else f"{name}_{start + i}", repeat))
+                order.append((name, name if names.count(name) == 1 else f"{name}_{start + i}", repeat))
         start += len(pattern)
-    return found
+    return order
 
 
 def model(config, params, tokens, positions=None, segments=None):

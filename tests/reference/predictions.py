@@ -16,11 +16,11 @@ def losses(p: Pass) -> np.ndarray:
 
 def losses_with(p: Pass, tap: str, value_BLE) -> np.ndarray:
     """[B]: the same if the value of a tap is this one."""
-    found = []
+    losses_N = []
     for tokens_L, value_LE in zip(p.tokens_BL, value_BLE, strict=True):
         changes = {tap: lambda x, value_LE=value_LE: value_LE.reshape(x.shape)}
-        found.append(losses(Pass.of(p.config, p.params, tokens_L[None], changes))[0])
-    return np.array(found)
+        losses_N.append(losses(Pass.of(p.config, p.params, tokens_L[None], changes))[0])
+    return np.array(losses_N)
 
 
 def of_tokens(p: Pass, tap: str) -> np.ndarray:
@@ -35,15 +35,15 @@ def features(p: Pass, taps: tuple[str, str], dictionary: dict, mean_E) -> dict[s
     w = {name: np.asarray(value, np.float64) for name, value in dictionary.items()}
     z_BLF = x_BLD @ w["encoder_DF"] + w["encoder_bias_F"]
     f_BLF = np.where(z_BLF > w["threshold_F"], np.maximum(z_BLF, 0), 0)
-    found_BLE = f_BLF @ w["decoder_FE"] + w["decoder_bias_E"]
+    actual_BLE = f_BLF @ w["decoder_FE"] + w["decoder_bias_E"]
     return {
         "coefficients": f_BLF,
         "l0": (f_BLF > 0).sum(-1).mean(1),
-        "error": ((y_BLE - found_BLE) ** 2).sum((1, 2)),
+        "error": ((y_BLE - actual_BLE) ** 2).sum((1, 2)),
         "variance": ((y_BLE - mean_E) ** 2).sum((1, 2)),
         "loss": losses(p),
         "ablated": losses_with(p, taps[1], np.broadcast_to(mean_E, y_BLE.shape)),
-        "replaced": losses_with(p, taps[1], found_BLE),
+        "replaced": losses_with(p, taps[1], actual_BLE),
     }
 
 

@@ -10,17 +10,17 @@ from xfresearch.runtime import identity
 
 def test_a_copy_without_git_is_identified_and_two_edits_differ(tmp_path, monkeypatch):
     package = shutil.copytree(identity.PACKAGE, tmp_path / "xfresearch", ignore=shutil.ignore_patterns("__pycache__"))
-    found = [identity.source_digest()]
+    digests = [identity.source_digest()]
     monkeypatch.setattr(identity, "PACKAGE", package)
-    assert identity.source_digest() == found[0]
+    assert identity.source_digest() == digests[0]
     (package / "configs" / "gpt2.py").write_text("# of a wheel\n")
-    assert identity.source_digest() == found[0], "a run has the digests of the configs that it reads"
+    assert identity.source_digest() == digests[0], "a run has the digests of the configs that it reads"
     file = package / "training" / "step.py"
     for edit in ("# one\n", "# two\n"):
         file.write_text(file.read_text() + edit)
-        found.append(identity.source_digest())
+        digests.append(identity.source_digest())
     file.rename(file.with_name("steps.py"))
-    assert len({*found, identity.source_digest()}) == 4
+    assert len({*digests, identity.source_digest()}) == 4
 
 
 def test_files_that_a_config_imports_are_those_of_the_user(tmp_path, monkeypatch):
@@ -40,23 +40,23 @@ def test_files_that_a_config_imports_are_those_of_the_user(tmp_path, monkeypatch
 
     import xfresearch.configs.common  # noqa: F401
 
-    found = identity.config_files(f"{tmp_path}/own.py:tiny")
+    result = identity.config_files(f"{tmp_path}/own.py:tiny")
     package = "package_of_a_config"
     configs = {"xfresearch.configs", "xfresearch.configs.common"}
-    assert found.keys() == configs | {"own.py", package, f"{package}.used", f"{package}.deeper"}
+    assert result.keys() == configs | {"own.py", package, f"{package}.used", f"{package}.deeper"}
     (tmp_path / package / "deeper.py").write_text("# edited\n")
     edited = identity.config_files(f"{tmp_path}/own.py:tiny")
-    assert {name for name in found if found[name] != edited[name]} == {f"{package}.deeper"}
+    assert {name for name in result if result[name] != edited[name]} == {f"{package}.deeper"}
     for name in [name for name in sys.modules if name.startswith(package)]:
         del sys.modules[name]
 
 
 def test_settings_of_jax_that_decide_numbers_are_recorded():
-    found = identity.jax_settings()
+    result = identity.jax_settings()
     deciding = {"default_prng_impl", "threefry_partitionable", "default_matmul_precision", "enable_x64"}
-    assert {f"jax_{name}" for name in deciding} <= found.keys()
+    assert {f"jax_{name}" for name in deciding} <= result.keys()
     harmless = {"compilation_cache_dir", "platforms", "log_compiles", "debug_nans", "traceback_filtering"}
-    assert not {f"jax_{name}" for name in harmless} & found.keys()
+    assert not {f"jax_{name}" for name in harmless} & result.keys()
 
 
 @pytest.mark.parametrize(

@@ -18,17 +18,17 @@ def test_the_interval_is_that_of_scipy():
 
 def test_it_contains_the_truth_at_the_stated_rate():
     rng = np.random.default_rng(1)
-    found = [mean_interval(rng.standard_normal(5)) for _ in range(2000)]
-    assert np.mean([abs(mean) <= half for mean, half in found]) == pytest.approx(0.95, abs=0.015)
+    listed = [mean_interval(rng.standard_normal(5)) for _ in range(2000)]
+    assert np.mean([abs(mean) <= half for mean, half in listed]) == pytest.approx(0.95, abs=0.015)
 
 
 def test_the_interval_of_a_ratio_contains_the_truth_at_the_stated_rate():
     rng = np.random.default_rng(2)
     below = 4 + rng.standard_normal((2000, 30))
     above = 0.5 * below + 0.2 * rng.standard_normal(below.shape)
-    found = [ratio_interval(*pair) for pair in zip(above, below, strict=True)]
-    assert found[0][0] == pytest.approx(above[0].sum() / below[0].sum())
-    assert np.mean([abs(ratio - 0.5) <= half for ratio, half in found]) == pytest.approx(0.95, abs=0.015)
+    listed = [ratio_interval(*pair) for pair in zip(above, below, strict=True)]
+    assert listed[0][0] == pytest.approx(above[0].sum() / below[0].sum())
+    assert np.mean([abs(ratio - 0.5) <= half for ratio, half in listed]) == pytest.approx(0.95, abs=0.015)
     assert all(map(math.isnan, ratio_interval([1.0, 2.0], [0.0, 0.0])))
 
 

@@ -75,13 +75,13 @@ def run(tmp_path_factory):
 def test_results_with_hostile_names_and_samples_are_clean(capsys, run, tmp_path, monkeypatch, name):
     monkeypatch.setenv("XFRESEARCH_CACHE", str(tmp_path / "cache"))
     text = f"text_files:{run.parent}/{HOSTILE}.txt"
-    found = {
+    collected = {
         "generate": ["--workdir", str(run), "--prompt", f"x{HOSTILE}", "--max-new-tokens=30", "--temperature=5"],
         "evaluate": ["--workdir", str(run), "--data", text, "--sequence-length=16", "--limit=4"],
         "compare": [f"{run}/checkpoints/10", str(run), "--html", str(tmp_path / "compare.html")],
         "convert": ["export", str(run), str(tmp_path / HOSTILE)],
     }
-    output, code = printed(capsys, name, *found[name])
+    output, code = printed(capsys, name, *collected[name])
     assert code == 0 and "\u241b" in output, output
     assert not CONTROL.search(output), CONTROL.search(output)
     if name == "compare":

@@ -83,11 +83,11 @@ def _rates(tried_T, carry: rates.Carry) -> list[float]:
     return [rates.carried(best_T, weights_T, every, GRID[1] / GRID[0]) for weights_T in carry.weights_RT]
 
 
-def verdicts(found: Intervals) -> np.ndarray:
+def verdicts(estimates: Intervals) -> np.ndarray:
     """[A, R] words."""
-    within = found.p_beyond(MARGIN) < 0.05
-    differs = np.where(found.mean < 0, "better", "worse")
-    return np.where(within, "equivalent", np.where(found.p < 0.05, differs, "undecided"))
+    within = estimates.p_beyond(MARGIN) < 0.05
+    differs = np.where(estimates.mean < 0, "better", "worse")
+    return np.where(within, "equivalent", np.where(estimates.p < 0.05, differs, "undecided"))
 
 
 def former_verdicts(world: World, rng) -> np.ndarray:
@@ -98,9 +98,9 @@ def former_verdicts(world: World, rng) -> np.ndarray:
     differences_ARN = values_ARN[1:] - values_ARN[0]
     test = stats.ttest_1samp(differences_ARN, 0.0, axis=-1)
     beyond = [stats.ttest_1samp(sign * differences_ARN, MARGIN, axis=-1, alternative="less").pvalue for sign in (1, -1)]
-    found_AR, within_AR = (_holm(p_AR) for p_AR in (test.pvalue, np.maximum(*beyond)))
+    differs_AR, within_AR = (_holm(p_AR) for p_AR in (test.pvalue, np.maximum(*beyond)))
     differs = np.where(differences_ARN.mean(-1) < 0, "better", "worse")
-    return np.where(within_AR < 0.05, "equivalent", np.where(found_AR < 0.05, differs, "undecided"))
+    return np.where(within_AR < 0.05, "equivalent", np.where(differs_AR < 0.05, differs, "undecided"))
 
 
 def _holm(p_AR: np.ndarray) -> np.ndarray:

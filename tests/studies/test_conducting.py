@@ -18,7 +18,7 @@ from xfresearch.studies.running import open_store
 def test_the_progress_counts_rates_beyond_the_grid(config, tmp_path, monkeypatch):
     """Larger rates are always better here, so that each arm tries all that the study allows."""
     chosen = replace(design.read(config), extensions=2)
-    planned, store, shown, found = plan.make(chosen), open_store(tmp_path), [], {}
+    planned, store, shown, ended = plan.make(chosen), open_store(tmp_path), [], {}
     solved, ladder = planned.matched, planned.ladder
     stage = conducting.stage
 
@@ -32,18 +32,18 @@ def test_the_progress_counts_rates_beyond_the_grid(config, tmp_path, monkeypatch
         count(matched.config.steps)
         assert shown[-1].done <= shown[-1].total
         evaluation = {"bits_per_byte": 5 - trial.rate}
-        found[trial] = {"fingerprint": trial.folder, "evaluation": evaluation, "seconds": {"step": 1.0}}
-        return found[trial]
+        ended[trial] = {"fingerprint": trial.folder, "evaluation": evaluation, "seconds": {"step": 1.0}}
+        return ended[trial]
 
     monkeypatch.setattr(conducting, "stage", recorded)
     monkeypatch.setattr(conducting, "run_trial", run_trial)
     monkeypatch.setattr(conducting, "_keep_runs", lambda *arguments: dict(arguments[-1]))
     conducting.conduct(ladder, store, solved)
-    beyond = extensions(chosen, found)
+    beyond = extensions(chosen, ended)
     assert len(beyond) == chosen.extensions * len(chosen.arms) > 0
-    monkeypatch.setattr(conducting, "results", lambda *_: found)
+    monkeypatch.setattr(conducting, "results", lambda *_: ended)
     conducting.conduct(ladder, store, solved)  # it has all results from the start
-    assert all(each.done == each.total == 12 * len(found) for each in shown)
+    assert all(each.done == each.total == 12 * len(ended) for each in shown)
 
 
 def test_processes_that_write_at_once_lose_no_run(config, tmp_path, monkeypatch):
@@ -63,9 +63,9 @@ def test_processes_that_write_at_once_lose_no_run(config, tmp_path, monkeypatch)
         return before
 
     monkeypatch.setattr(conducting, "read_runs", interrupted)
-    found = conducting.conduct(planned.ladder, open_store(tmp_path), solved)
+    measured = conducting.conduct(planned.ladder, open_store(tmp_path), solved)
     kept = running.read_runs(tmp_path)
-    assert len(found) == len(kept) == 8 and {result["fingerprint"] for result in found.values()} == kept.keys()
+    assert len(measured) == len(kept) == 8 and {result["fingerprint"] for result in measured.values()} == kept.keys()
 
 
 def test_only_an_arm_that_is_added_gets_options_later(tmp_path, monkeypatch, capsys):

@@ -261,18 +261,18 @@ def ladder(study: Study = STUDY) -> Ladder:
 
 def follow(losses: dict[float, float], study: Study = STUDY, cell: Cell = CELL) -> list[Trial]:
     """All runs of an arm at a rung, and those that choose its rate, whose rates have these losses; all seeds end."""
-    results, found = {}, []
+    results, trials = {}, []
     while ready := [each for each in ladder(study).ready(results) if each.cell in (cell, *ladder(study).sources(cell))]:
         trial = ready[0]
         results[trial] = losses[trial.rate] if trial.tunes else 1.0
-        found += [trial] if trial.tunes or trial.cell == cell else []
-    return found
+        trials += [trial] if trial.tunes or trial.cell == cell else []
+    return trials
 
 
 def test_seeds_run_at_the_best_rate():
-    found = follow({1e-3: 3.0, 1e-2: 2.0, 1e-1: 2.5})
-    assert [trial.rate for trial in found] == [1e-3, 1e-2, 1e-1, 1e-2, 1e-2, 1e-2]
-    assert [trial.seed for trial in found[3:]] == [0, 1, 2]
+    result = follow({1e-3: 3.0, 1e-2: 2.0, 1e-1: 2.5})
+    assert [trial.rate for trial in result] == [1e-3, 1e-2, 1e-1, 1e-2, 1e-2, 1e-2]
+    assert [trial.seed for trial in result[3:]] == [0, 1, 2]
 
 
 def test_a_best_rate_at_the_edge_extends_the_grid_as_often_as_allowed():
@@ -283,9 +283,9 @@ def test_a_best_rate_at_the_edge_extends_the_grid_as_often_as_allowed():
 
 def test_rates_may_be_chosen_at_one_rung():
     study, large = replace(STUDY, tune_at=("a",)), Cell("b", "wide")
-    found = follow({1e-3: 3.0, 1e-2: 2.0, 1e-1: 2.5}, study, large)
-    assert [trial.cell for trial in found] == [CELL] * 3 + [large] * 3
-    assert [trial.rate for trial in found[3:]] == [1e-2] * 3
+    result = follow({1e-3: 3.0, 1e-2: 2.0, 1e-1: 2.5}, study, large)
+    assert [trial.cell for trial in result] == [CELL] * 3 + [large] * 3
+    assert [trial.rate for trial in result[3:]] == [1e-2] * 3
     assert len(ladder(study).expected({})) == 2 * (2 + 3) + 2 * 3
     assert len(cells.jobs(study)) == 2 * (2 + 2) + 4 * 3  # with two rates beyond the grid
 
@@ -307,14 +307,14 @@ def test_rates_of_two_rungs_go_on_to_a_third():
 def test_a_budget_is_tokens_for_each_parameter_of_the_baseline():
     study = replace(STUDY, budgets=(0.5, 2.0), solve_in={"wide": ""})
     assert [rung.name for rung in design.rungs(study)] == ["a-x0.5", "a-x2", "b-x0.5", "b-x2"]
-    found = matching.all_matched(study, {})
-    for cell, each in found.items():
-        baseline = found[Cell(cell.rung, "base")]
+    result = matching.all_matched(study, {})
+    for cell, each in result.items():
+        baseline = result[Cell(cell.rung, "base")]
         ratio = matching.tokens(each.config) / baseline.parameters
         assert ratio == pytest.approx(0.5 if cell.rung.endswith("x0.5") else 2.0, rel=0.1)
-    steps = {cell.rung: each.config.steps for cell, each in found.items()}
+    steps = {cell.rung: each.config.steps for cell, each in result.items()}
     assert steps["b-x2"] == pytest.approx(4 * steps["b-x0.5"], abs=2)
-    assert matching.ladder(study, found).carry.tuned == (0, 1, 2, 3)
+    assert matching.ladder(study, result).carry.tuned == (0, 1, 2, 3)
 
 
 def test_a_size_of_the_further_ones_joins_the_ladder():
@@ -342,8 +342,8 @@ def test_the_time_is_that_of_the_runs_that_are_left():
 
 
 def test_a_plan_counts_all_runs():
-    found = ladder().expected({})
-    assert len(found) == 2 * 2 * (2 + 3)
+    result = ladder().expected({})
+    assert len(result) == 2 * 2 * (2 + 3)
     assert cells.cells(STUDY) == [Cell("a", "base"), Cell("a", "wide"), Cell("b", "base"), Cell("b", "wide")]
 
 

@@ -15,8 +15,8 @@ def shapes(effect_R, noise: float) -> dict[str, str]:
     rng = np.random.default_rng(0)
     differences = effect_R + noise * rng.standard_normal((5, len(N_R)))
     contrasts = growth.change_contrasts(PLACES_RF)
-    found = simultaneous.intervals(differences.T[None], contrasts)
-    return {axis: each["shape"] for axis, each in growth.changes(found, 0, float(np.mean(effect_R)), 0.02).items()}
+    result = simultaneous.intervals(differences.T[None], contrasts)
+    return {axis: each["shape"] for axis, each in growth.changes(result, 0, float(np.mean(effect_R)), 0.02).items()}
 
 
 def test_a_planted_change_has_its_word():
@@ -52,16 +52,16 @@ def test_the_law_of_losses_is_found_and_goes_beyond_the_ladder():
     """With the constants of Besiroglu et al. 2024 (arXiv 2404.10102), and noise of a thousandth."""
     true = growth.Law(*map(np.array, (1.817, 482.0, 2085.0, 0.348, 0.366)))
     losses = true.at(N_R, D_R) + 1e-3 * np.random.default_rng(0).standard_normal((50, len(N_R)))
-    found = growth.fit_law(N_R, D_R, losses, np.full(len(N_R), 1e-3))
-    assert found.at(N_R[5], D_R[5]) == pytest.approx(true.at(N_R[5], D_R[5]), abs=4e-3)
-    beyond = found.at(4 * N_R[5], 4 * D_R[5])
+    result = growth.fit_law(N_R, D_R, losses, np.full(len(N_R), 1e-3))
+    assert result.at(N_R[5], D_R[5]) == pytest.approx(true.at(N_R[5], D_R[5]), abs=4e-3)
+    beyond = result.at(4 * N_R[5], 4 * D_R[5])
     assert np.median(beyond) == pytest.approx(true.at(4 * N_R[5], 4 * D_R[5]), rel=0.02)
     assert growth.has_law(N_R, D_R) and not growth.has_law(N_R, 20 * N_R) and not growth.has_law(N_R[:4], D_R[:4])
 
 
 def test_a_loss_that_rises_with_size_has_a_constant_law():
-    found = growth.fit_law(N_R, D_R, np.log(N_R * D_R)[None], np.ones(len(N_R)))
-    assert found.at(1e6, 1e7) == pytest.approx(np.log(N_R * D_R).mean())
+    result = growth.fit_law(N_R, D_R, np.log(N_R * D_R)[None], np.ones(len(N_R)))
+    assert result.at(1e6, 1e7) == pytest.approx(np.log(N_R * D_R).mean())
 
 
 def test_a_difference_is_worth_tokens():

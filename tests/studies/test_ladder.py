@@ -99,9 +99,9 @@ def test_ten_lines_of_scipy_find_the_same_verdicts(finished):
     value = {(run["rung"], run["arm"], run["seed"]): float(run["metric"]) for run in runs if run["use"] == "decides"}
     for row in csv.DictReader((finished / "differences.csv").read_text().splitlines()):
         each = [value[row["rung"], row["arm"], seed] - value[row["rung"], "base", seed] for seed in "0123"]
-        found = stats.ttest_1samp(each, 0.0).pvalue * 12 < 0.05  # Bonferroni: two arms at six rungs
+        actual = stats.ttest_1samp(each, 0.0).pvalue * 12 < 0.05  # Bonferroni: two arms at six rungs
         within = max(stats.ttest_1samp(np.multiply(sign, each), 0.02, alternative="less").pvalue for sign in (1, -1)) * 12
-        assert row["verdict"] == ("equivalent" if within < 0.05 else "worse" if found else "undecided"), row
+        assert row["verdict"] == ("equivalent" if within < 0.05 else "worse" if actual else "undecided"), row
         assert float(row["low"]) < np.mean(each) < float(row["high"])
 
 
@@ -142,9 +142,9 @@ def test_the_same_design_makes_no_version_and_one_that_is_changed_by_hand_is_ref
     copied(finished, tmp_path)
     run(config, tmp_path)
     assert len(ledger.read(tmp_path)) == 1
-    found = json.loads((tmp_path / "ledger.json").read_text())
-    found["versions"][0]["design"]["margin"] = 0.2
-    (tmp_path / "ledger.json").write_text(json.dumps(found))
+    written = json.loads((tmp_path / "ledger.json").read_text())
+    written["versions"][0]["design"]["margin"] = 0.2
+    (tmp_path / "ledger.json").write_text(json.dumps(written))
     with pytest.raises(UserError, match="version 1 has the digest .*, which is not that of its design"):
         run(config, tmp_path, "--config.margin=0.2")
 
@@ -186,8 +186,8 @@ def test_a_run_in_another_process_is_left_to_it(config, tmp_path, instant, monke
 
     monkeypatch.setattr(conducting, "run_trial", busy)
     monkeypatch.setattr(conducting.time, "sleep", waited.append)
-    found = conducting.conduct(planned.ladder, open_store(tmp_path), planned.matched)
-    assert waited == [conducting.WAIT] and first in found and len(found) == len(running.read_runs(tmp_path))
+    result = conducting.conduct(planned.ladder, open_store(tmp_path), planned.matched)
+    assert waited == [conducting.WAIT] and first in result and len(result) == len(running.read_runs(tmp_path))
 
 
 def test_what_the_ledger_keeps_has_no_result_of_a_run(finished):

@@ -36,8 +36,8 @@ def test_a_study_with_the_arms_of_two_others_trains_nothing(tmp_path, monkeypatc
             monkeypatch.setattr(conducting, "run_trial", None)
         run(study_of(each, folder), folder, *(["--reuse", *map(str, folders[:2])] if folder.name == "both" else []))
     first, second, both = (read_object(folder / "results.json")["sizes"]["tiny"]["arms"] for folder in folders)
-    for found, arm in ((first, "parallel"), (second, "no_norm_between"), (first, "base")):
-        assert both[arm]["values"] == found[arm]["values"] and both[arm]["curve"] == found[arm]["curve"]
+    for actual, arm in ((first, "parallel"), (second, "no_norm_between"), (first, "base")):
+        assert both[arm]["values"] == actual[arm]["values"] and both[arm]["curve"] == actual[arm]["curve"]
     differences = [each["parallel"]["difference"] for each in (both, first)]
     assert len({each["measured"] for each in differences}) == 1
     assert differences[0]["low"] != differences[1]["low"]  # intervals hold for all arms of a study

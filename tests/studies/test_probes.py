@@ -63,8 +63,8 @@ def test_pairs_occur_twice_and_no_token_is_in_two_of_them():
 
 def test_probes_of_a_model_with_random_parameters():
     lm = LanguageModel(MODEL, transformer.init(MODEL, jax.random.key(0)), None, Config(sequence_length=32))
-    found = probes.measure(lm, ("copying", "recall"))
-    assert all(abs(value) < 0.2 for value in found.values())
+    result = probes.measure(lm, ("copying", "recall"))
+    assert all(abs(value) < 0.2 for value in result.values())
 
 
 def test_figures_of_an_analysis_are_those_of_its_summary(monkeypatch):
@@ -77,12 +77,12 @@ def test_figures_of_an_analysis_are_those_of_its_summary(monkeypatch):
     for applies, wanted in (("", [0.5, 0.25]), ("no attention", [np.nan, np.nan])):
         monkeypatch.setitem(ANALYSES, "attention", Analysis(run, lambda config, reason=applies: reason, ""))
         names = "attention.entropy", "attention.mass on slots"
-        found = probes.measure(SimpleNamespace(config=None), names)
-        np.testing.assert_array_equal([found[name] for name in names], wanted)
+        result = probes.measure(SimpleNamespace(config=None), names)
+        np.testing.assert_array_equal([result[name] for name in names], wanted)
     assert len(calls) == 1
     monkeypatch.setitem(ANALYSES, "attention", Analysis(run, lambda config: "", ""))
-    found = probes.measure(SimpleNamespace(config=None), ("attention.sink",))  # which a model without sinks does not have
-    assert np.isnan(found["attention.sink"])
+    result = probes.measure(SimpleNamespace(config=None), ("attention.sink",))  # which a model without sinks does not have
+    assert np.isnan(result["attention.sink"])
 
 
 def test_a_figure_that_no_arm_has_is_refused_before_anything_is_trained(monkeypatch):

@@ -37,9 +37,9 @@ def rates_of(name: str, studies: int) -> tuple[float, float]:
     (truth, tuned), rng = WORLDS[name], np.random.default_rng(0)
     true_AR, false, covered = truth.effect_AR[1:], 0, 0
     for _ in range(studies):
-        found = simulated.study(truth, rng, tuned)
-        false += wrong(simulated.verdicts(found), true_AR)
-        covered += bool(((found.low <= true_AR) & (true_AR <= found.high)).all())
+        result = simulated.study(truth, rng, tuned)
+        false += wrong(simulated.verdicts(result), true_AR)
+        covered += bool(((result.low <= true_AR) & (true_AR <= result.high)).all())
     return false / studies, covered / studies
 
 
@@ -89,9 +89,9 @@ def test_one_variance_for_all_arms_is_wrong_if_one_arm_varies():
 
 def test_the_critical_value_falls_if_the_variances_of_an_arm_agree():
     """Between that of the variance of one rung alone (4 degrees of freedom), and that of a known variance."""
-    found = simultaneous.intervals(drawn_differences(np.random.default_rng(1), [1.0] * ARMS))
+    result = simultaneous.intervals(drawn_differences(np.random.default_rng(1), [1.0] * ARMS))
     alone, known = (distribution.ppf(1 - 0.025 / 18) for distribution in (stats.t(4), stats.norm))
-    assert known < found.critical < 0.7 * alone
+    assert known < result.critical < 0.7 * alone
 
 
 def test_shared_variances_are_smyths():
@@ -108,14 +108,14 @@ def test_shared_variances_are_smyths():
 
 def test_a_single_difference_has_the_interval_of_students_t():
     differences = np.array([[[0.1, 0.3, 0.2, 0.25, 0.05]]])
-    found = simultaneous.intervals(differences, draws=200_000)
+    result = simultaneous.intervals(differences, draws=200_000)
     expected = stats.ttest_1samp(differences[0, 0], 0.0)
     interval = expected.confidence_interval(0.95)
-    assert (found.low[0, 0], found.high[0, 0]) == pytest.approx((interval.low, interval.high), abs=2e-3)
-    assert found.p[0, 0] == pytest.approx(expected.pvalue, rel=0.05)
+    assert (result.low[0, 0], result.high[0, 0]) == pytest.approx((interval.low, interval.high), abs=2e-3)
+    assert result.p[0, 0] == pytest.approx(expected.pvalue, rel=0.05)
     one_sided = stats.ttest_1samp(differences[0, 0], 0.3, alternative="less").pvalue
-    assert found.p_worse(0.3)[0, 0] == pytest.approx(one_sided, rel=0.05)
-    assert found.p_beyond(0.3)[0, 0] == pytest.approx(one_sided, rel=0.05)
+    assert result.p_worse(0.3)[0, 0] == pytest.approx(one_sided, rel=0.05)
+    assert result.p_beyond(0.3)[0, 0] == pytest.approx(one_sided, rel=0.05)
 
 
 def test_inverse_trigamma_inverts():
@@ -128,9 +128,9 @@ def test_an_arm_without_a_difference_leaves_the_others_theirs():
     whole = simultaneous.intervals(differences)
     differences[1, 2] = np.nan
     contrasts = np.stack([np.ones(6) / 6, np.eye(6)[0]])
-    found, mean = simultaneous.intervals(differences), simultaneous.intervals(differences, contrasts)
-    assert np.isnan(found.low[1, 2]) and np.isnan(found.p[1, 2]) and np.isfinite(found.low).sum() == 17
-    assert found.mean[0] == pytest.approx(whole.mean[0])
+    result, mean = simultaneous.intervals(differences), simultaneous.intervals(differences, contrasts)
+    assert np.isnan(result.low[1, 2]) and np.isnan(result.p[1, 2]) and np.isfinite(result.low).sum() == 17
+    assert result.mean[0] == pytest.approx(whole.mean[0])
     assert np.isnan(mean.mean[1, 0]) and np.isfinite(mean.mean[1, 1])
     assert mean.mean[0, 0] == pytest.approx(differences[0].mean())
 
@@ -138,9 +138,9 @@ def test_an_arm_without_a_difference_leaves_the_others_theirs():
 def test_equal_runs_differ_by_nothing_and_planted_ones_by_their_difference():
     differences = np.zeros((2, 3, 5))
     differences[1] = 0.5
-    found = simultaneous.intervals(differences)
-    assert found.p[0].min() == 1 and found.p[1].max() < 0.01
-    assert found.p_beyond(0.1)[0].max() < 0.01 and found.low[1] == pytest.approx(0.5)
+    result = simultaneous.intervals(differences)
+    assert result.p[0].min() == 1 and result.p[1].max() < 0.01
+    assert result.p_beyond(0.1)[0].max() < 0.01 and result.low[1] == pytest.approx(0.5)
     assert simultaneous.intervals(-differences).p_beyond(0.1)[1].min() > 0.99
 
 
@@ -160,6 +160,6 @@ def test_what_the_choice_of_rates_costs_is_taken_off_and_widens():
     differences = drawn_differences(np.random.default_rng(4), [1.0])
     rises = np.zeros((500, 1, 6))
     rises[:, 0, 5] = 2 * np.random.default_rng(5).chisquare(1, 500)
-    plain, found = simultaneous.intervals(differences), simultaneous.intervals(differences, rises_BAR=rises)
-    assert found.mean[0, 5] == pytest.approx(plain.mean[0, 5] - 2, abs=0.3)
-    assert found.error[0, 5] > 2 * plain.error[0, 5] and found.error[0, 0] == plain.error[0, 0]
+    plain, result = simultaneous.intervals(differences), simultaneous.intervals(differences, rises_BAR=rises)
+    assert result.mean[0, 5] == pytest.approx(plain.mean[0, 5] - 2, abs=0.3)
+    assert result.error[0, 5] > 2 * plain.error[0, 5] and result.error[0, 0] == plain.error[0, 0]

@@ -20,19 +20,19 @@ def runs(rng, n: int, effect: float = 0.0, shared: float = 0.9, deviation: float
 
 def test_the_paired_difference_is_that_of_scipy():
     arm, baseline = runs(np.random.default_rng(0), 7, effect=-0.2)
-    found = paired(arm, baseline)
+    result = paired(arm, baseline)
     expected = stats.ttest_rel(arm, baseline)
     interval = expected.confidence_interval(0.95)
-    assert (found.mean, found.p) == pytest.approx(((arm - baseline).mean(), expected.pvalue))
-    assert (found.low, found.high) == pytest.approx((interval.low, interval.high))
-    assert found.correlation == pytest.approx(np.corrcoef(arm, baseline)[0, 1])
-    assert found.low < found.bootstrap_low < found.mean < found.bootstrap_high < found.high  # few pairs: too narrow
+    assert (result.mean, result.p) == pytest.approx(((arm - baseline).mean(), expected.pvalue))
+    assert (result.low, result.high) == pytest.approx((interval.low, interval.high))
+    assert result.correlation == pytest.approx(np.corrcoef(arm, baseline)[0, 1])
+    assert result.low < result.bootstrap_low < result.mean < result.bootstrap_high < result.high  # few pairs: too narrow
 
 
 def test_differences_that_are_equal_up_to_rounding_do_not_vary():
     baseline = 1 - np.array([1204, 1377, 1530, 1719]) / 3000
-    found = paired(baseline + 7 / 3000, baseline)
-    assert found.deviation == 0 and (found.low, found.bootstrap_low) == (found.mean, found.mean)
+    result = paired(baseline + 7 / 3000, baseline)
+    assert result.deviation == 0 and (result.low, result.bootstrap_low) == (result.mean, result.mean)
 
 
 def test_the_interval_contains_the_truth_at_the_stated_rate():
@@ -43,9 +43,9 @@ def test_the_interval_contains_the_truth_at_the_stated_rate():
 
 def test_pairing_is_worth_what_its_correlation_says():
     arm, baseline = runs(np.random.default_rng(2), 4000, shared=0.75)
-    found = paired(arm, baseline)
-    assert found.correlation == pytest.approx(0.75, abs=0.03)
-    assert found.unpaired_deviation == pytest.approx(math.sqrt(2), rel=0.05)
+    result = paired(arm, baseline)
+    assert result.correlation == pytest.approx(0.75, abs=0.03)
+    assert result.unpaired_deviation == pytest.approx(math.sqrt(2), rel=0.05)
 
 
 def test_runs_without_a_result_are_refused():
@@ -64,9 +64,9 @@ def test_runs_that_are_equal_differ_by_nothing():
 
 def test_the_interval_of_the_noise_contains_the_truth_at_the_stated_rate():
     rng = np.random.default_rng(6)
-    found = [statistics.noise(rng.normal(3.0, 0.2, 5)) for _ in range(2000)]
-    assert np.mean([low <= 0.2 <= high for _, low, high in found]) == pytest.approx(0.95, abs=0.015)
-    assert found[0][1] < found[0][0] < found[0][2]
+    listed = [statistics.noise(rng.normal(3.0, 0.2, 5)) for _ in range(2000)]
+    assert np.mean([low <= 0.2 <= high for _, low, high in listed]) == pytest.approx(0.95, abs=0.015)
+    assert listed[0][1] < listed[0][0] < listed[0][2]
 
 
 def test_the_best_rate_may_lie_at_the_edge():

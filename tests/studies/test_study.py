@@ -77,9 +77,9 @@ def test_checkpoints_are_removed_and_curves_are_kept(finished):
 
 def test_a_curve_is_of_one_text_and_the_metric_of_another(config, finished):
     chosen, ladder, solved = design_of(config)
-    found = conducting.results(ladder, open_store(finished), solved)
+    measured = conducting.results(ladder, open_store(finished), solved)
     evaluation = next(iter(solved.values())).config.evaluation
-    for trial, result in found.items():
+    for trial, result in measured.items():
         assert result["evaluation"]["units"] == evaluation.final_sequences == 16 != evaluation.sequences
         rows = read_metrics(finished / trial.folder / "metrics.jsonl")
         assert {row["units"] for row in rows if row["kind"] == "evaluation"} == {evaluation.sequences}
@@ -90,13 +90,13 @@ def test_a_curve_is_of_one_text_and_the_metric_of_another(config, finished):
 
 def test_what_a_text_adds_to_all_runs_is_no_error_of_their_difference(config, finished):
     chosen, ladder, solved = design_of(config)
-    found = conducting.results(ladder, open_store(finished), solved)
+    result = conducting.results(ladder, open_store(finished), solved)
     rng, sizes_B = np.random.default_rng(0), np.full(64, 100)
     text_B, errors = rng.normal(200, 20, 64), {"base": 0.5, "parallel": 0.5}
-    for trial in found:
+    for trial in result:
         values_B = text_B + rng.normal(0, errors[trial.cell.arm], 64)
-        found[trial] = found[trial] | {"blocks": {"values": list(values_B), "sizes": list(sizes_B)}}
-    arm = outcome.outcome_of(ladder, solved, found)["sizes"]["tiny"]["arms"]["parallel"]
+        result[trial] = result[trial] | {"blocks": {"values": list(values_B), "sizes": list(sizes_B)}}
+    arm = outcome.outcome_of(ladder, solved, result)["sizes"]["tiny"]["arms"]["parallel"]
     assert arm["sampling_error"] == pytest.approx(20 / 100 / 8, rel=0.3)
     of_two_means = math.hypot(0.5, 0.5) / math.sqrt(2) / 100 / 8  # of two runs each
     assert arm["difference_sampling_error"] == pytest.approx(of_two_means, rel=0.3)
@@ -108,22 +108,22 @@ def test_an_arm_that_gains_nothing_by_its_size_is_named(config, finished):
     template = next(iter(conducting.results(ladder, open_store(finished), solved).values()))
     chosen = replace(chosen, seeds=2, sizes={"small": chosen.sizes["tiny"], "large": ("model.width=24", "steps=12")})
     planned = plan.make(chosen)
-    trials, found = planned.ladder.ready({}), {}
+    trials, collected = planned.ladder.ready({}), {}
     while trials:
         for trial in trials:
             value = 2 - 1e-3 * trial.seed - (0 if trial.tunes else 1e-4 * (trial.cell.rung == "small"))
-            found[trial] = template | {"evaluation": {"bits_per_byte": value}}
-        trials = planned.ladder.ready({each: result["evaluation"]["bits_per_byte"] for each, result in found.items()})
-    results = outcome.outcome_of(planned.ladder, planned.matched, found)
+            collected[trial] = template | {"evaluation": {"bits_per_byte": value}}
+        trials = planned.ladder.ready({each: result["evaluation"]["bits_per_byte"] for each, result in collected.items()})
+    results = outcome.outcome_of(planned.ladder, planned.matched, collected)
     assert not any("gains nothing" in line for line in report.notes(results))  # each size has its own rates
     tuned = results | {"study": results["study"] | {"tune_at": ["small"]}}
     lines = [line for line in report.notes(tuned) if "gains nothing" in line]
     assert [line.split()[0] for line in lines] == ["base", "parallel"]
     tuned["study"]["tune_at"] = ["large"]
     assert not any("gains nothing" in line for line in report.notes(tuned))
-    failed = next(trial for trial in found if trial.cell == Cell("large", "parallel") and not trial.tunes)
-    found[failed] = {**template, "evaluation": {}, "diverged": "the loss is not finite"}
-    results = outcome.outcome_of(planned.ladder, planned.matched, found)
+    failed = next(trial for trial in collected if trial.cell == Cell("large", "parallel") and not trial.tunes)
+    collected[failed] = {**template, "evaluation": {}, "diverged": "the loss is not finite"}
+    results = outcome.outcome_of(planned.ladder, planned.matched, collected)
     assert results["ladder"] == {} and "both sizes" not in report.markdown(results)
     assert report.verdicts(results)[0].startswith("parallel: no verdict at large: a run diverged (large/parallel/")
 
@@ -131,15 +131,15 @@ def test_an_arm_that_gains_nothing_by_its_size_is_named(config, finished):
 def test_curves_of_the_accuracy_are_of_its_errors(config, finished):
     """An arm that is worse at every point never reaches the baseline, and saves nothing."""
     chosen, ladder, solved = design_of(config)
-    found = conducting.results(ladder, open_store(finished), solved)
-    for trial, result in found.items():
+    measured = conducting.results(ladder, open_store(finished), solved)
+    for trial, result in measured.items():
         accuracy = 0.7 if trial.cell.arm == "parallel" else 0.8
         if trial.tunes:
             accuracy = 1 - result["evaluation"]["bits_per_byte"] / 100  # the same rates are best
         curve = [(step, accuracy * step / 12) for step in (4, 8, 12)]
-        found[trial] = result | {"evaluation": {"accuracy": accuracy}, "curve": curve}
+        measured[trial] = result | {"evaluation": {"accuracy": accuracy}, "curve": curve}
     of_errors = ladder._replace(study=replace(chosen, metric="accuracy"))
-    arm = outcome.outcome_of(of_errors, solved, found)["sizes"]["tiny"]["arms"]["parallel"]
+    arm = outcome.outcome_of(of_errors, solved, measured)["sizes"]["tiny"]["arms"]["parallel"]
     assert arm["curve"][-1][1] == pytest.approx(0.3) and arm["verdict"] == "worse"
     saved, lost = arm["saved"]["training_flops"]
     assert math.isnan(saved) and lost > 0
@@ -179,13 +179,13 @@ def test_a_finished_study_trains_nothing_again(config, finished, no_training):
 
 def test_results_of_another_config_do_not_count(config, finished):
     chosen, ladder, solved = design_of(config)
-    found = conducting.results(ladder, open_store(finished), solved)
-    trial, cell = next(iter(found)), next(iter(solved))
+    result = conducting.results(ladder, open_store(finished), solved)
+    trial, cell = next(iter(result)), next(iter(solved))
     store, other = open_store(finished), replace(solved[cell].config, steps=13)
     assert store.find(chosen, trial, solved[cell].config) and store.find(chosen, trial, other) is None
     text = replace(solved[cell].config.evaluation, final_sequences=8)
     assert store.find(chosen, trial, replace(solved[cell].config, evaluation=text)) is None
-    trial = next(each for each in found if each.cell == cell and not each.tunes)  # only compared runs have probes
+    trial = next(each for each in result if each.cell == cell and not each.tunes)  # only compared runs have probes
     assert store.find(chosen, trial, solved[cell].config)
     for change in ({"probes": ("norms.spread",)}, {"metric": "loss"}):  # a run that measured less, or another metric
         assert store.find(replace(chosen, **change), trial, solved[cell].config) is None
@@ -193,34 +193,34 @@ def test_results_of_another_config_do_not_count(config, finished):
 
 def test_probes_are_measured_on_runs_that_are_compared(config, finished):
     chosen, ladder, solved = design_of(config)
-    found = conducting.results(ladder, open_store(finished), solved)
-    measured = {(trial.tunes, *result["probes"]) for trial, result in found.items()}
+    actual = conducting.results(ladder, open_store(finished), solved)
+    measured = {(trial.tunes, *result["probes"]) for trial, result in actual.items()}
     assert measured == {(True,), (False, *chosen.probes)}
 
 
 def test_runs_that_read_other_data_are_refused(config, finished, monkeypatch, no_training):
     chosen, ladder, solved = design_of(config)
-    found = conducting.results(ladder, open_store(finished), solved)
-    trial, result = list(found.items())[-1]
+    measured = conducting.results(ladder, open_store(finished), solved)
+    trial, result = list(measured.items())[-1]
     assert "tokenizer" in result["data"] and any(name.startswith("train split of") for name in result["data"])
-    found[trial] = result | {"data": result["data"] | {"tokenizer": "c0ffee"}}
+    measured[trial] = result | {"data": result["data"] | {"tokenizer": "c0ffee"}}
     with pytest.raises(UserError, match=f"{trial.folder}: its tokenizer has the digest c0ffee, and that of the other runs"):
-        outcome.outcome_of(ladder, solved, found)
-    monkeypatch.setattr(conducting, "results", lambda *_: found)
+        outcome.outcome_of(ladder, solved, measured)
+    monkeypatch.setattr(conducting, "results", lambda *_: measured)
     with pytest.raises(UserError, match="its tokenizer has the digest c0ffee"):  # before anything runs
         conducting.conduct(ladder, open_store(finished), solved)
 
 
 def test_the_report_says_where_and_with_which_versions_runs_were_made(config, finished, tmp_path):
     chosen, ladder, solved = design_of(config)
-    found = conducting.results(ladder, open_store(finished), solved)
-    one = outcome.outcome_of(ladder, solved, found)
+    measured = conducting.results(ladder, open_store(finished), solved)
+    one = outcome.outcome_of(ladder, solved, measured)
     assert not any("sets of versions" in line for line in report.notes(one))
-    trial, result = list(found.items())[-1]
+    trial, result = list(measured.items())[-1]
     made = result["made"]
     machine = made["machine"] | {"cpu": "another", "matmul_precision": "highest"}
     other = {"machine": machine, "versions": made["versions"] | {"jax": "0.0.1"}}
-    several = outcome.outcome_of(ladder, solved, found | {trial: result | {"made": made | other}})
+    several = outcome.outcome_of(ladder, solved, measured | {trial: result | {"made": made | other}})
     assert "2 sets of versions" in "\n".join(report.notes(several))
     assert "jax 0.0.1" in report.markdown(several)
     first, second = several["made"]["runs"]
@@ -260,27 +260,27 @@ def test_jobs_of_an_array_make_one_run_each(config, tmp_path, capsys, monkeypatc
 
 def test_a_seed_that_is_missing_or_diverged_makes_no_verdict(config, finished, tmp_path):
     chosen, ladder, solved = design_of(config)
-    found = conducting.results(ladder, open_store(finished), solved)
-    trials = list(found)
+    result = conducting.results(ladder, open_store(finished), solved)
+    trials = list(result)
     with pytest.raises(UserError, match="the study has no result of tiny/"):
-        outcome.outcome_of(ladder, solved, {trial: found[trial] for trial in trials[:-1]})
-    broken = found | {trials[-1]: found[trials[-1]] | {"evaluation": {}}}
+        outcome.outcome_of(ladder, solved, {trial: result[trial] for trial in trials[:-1]})
+    broken = result | {trials[-1]: result[trials[-1]] | {"evaluation": {}}}
     write_json(tmp_path / "results.json", outcome.outcome_of(ladder, solved, broken))
     written = read_object(tmp_path / "results.json")
     size = written["sizes"]["tiny"]
     assert "diverged" in size["failures"]["parallel"] and "verdict" not in size["arms"]["parallel"]
     report.write(tmp_path, written)
     assert "| parallel |  |  |  |  |  | no verdict |" in (tmp_path / "report.md").read_text()
-    assert "parallel" not in outcome.outcome_of(ladder, solved, found)["sizes"]["tiny"]["failures"]
+    assert "parallel" not in outcome.outcome_of(ladder, solved, result)["sizes"]["tiny"]["failures"]
 
 
 def test_an_arm_that_diverges_at_every_rate_leaves_the_others_their_verdict(config, finished, tmp_path):
     chosen, ladder, solved = design_of(config)
-    found = conducting.results(ladder, open_store(finished), solved)
-    of_parallel = {trial: found[trial] | {"evaluation": {}} for trial in found if trial.cell.arm == "parallel"}
-    outcome_found = outcome.outcome_of(ladder, solved, found | of_parallel)
-    assert outcome_found["sizes"]["tiny"]["failures"] == {"parallel": "a run diverged (every learning rate)"}
-    write_json(tmp_path / "results.json", outcome_found)
+    result = conducting.results(ladder, open_store(finished), solved)
+    of_parallel = {trial: result[trial] | {"evaluation": {}} for trial in result if trial.cell.arm == "parallel"}
+    concluded = outcome.outcome_of(ladder, solved, result | of_parallel)
+    assert concluded["sizes"]["tiny"]["failures"] == {"parallel": "a run diverged (every learning rate)"}
+    write_json(tmp_path / "results.json", concluded)
     report.write(tmp_path, read_object(tmp_path / "results.json"))
     text = (tmp_path / "report.md").read_text()
     assert "parallel: no verdict: a run diverged (every learning rate)." in text
@@ -289,10 +289,10 @@ def test_an_arm_that_diverges_at_every_rate_leaves_the_others_their_verdict(conf
 
 def test_an_arm_that_has_not_learnt_is_no_evidence(config, finished):
     chosen, ladder, solved = design_of(config)
-    found = conducting.results(ladder, open_store(finished), solved)
-    size = outcome.outcome_of(ladder, solved, found, unigram={"tiny": 1e-3})["sizes"]["tiny"]
+    result = conducting.results(ladder, open_store(finished), solved)
+    size = outcome.outcome_of(ladder, solved, result, unigram={"tiny": 1e-3})["sizes"]["tiny"]
     assert set(size["failures"]) == set(chosen.arms) and not any("verdict" in arm for arm in size["arms"].values())
-    assert outcome.outcome_of(ladder, solved, found, unigram={"tiny": math.inf})["sizes"]["tiny"]["failures"] == {}
+    assert outcome.outcome_of(ladder, solved, result, unigram={"tiny": math.inf})["sizes"]["tiny"]["failures"] == {}
 
 
 def design_of(config):

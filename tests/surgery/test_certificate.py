@@ -30,13 +30,13 @@ def broken(network: Network, path: str, at: tuple, layer: int = -1) -> Network:
 
 def difference(before: Network, after: Network) -> float:
     """What the certificate measures on its whole domain, without text."""
-    found = Certificate(["broken"], False)
+    result = Certificate(["broken"], False)
     with jax.enable_x64(True):
         domain, runners = Domain.of(before, after, None), [Runner(each, "float64") for each in (before, after)]
         both = (runner.run(domain.batches[0]).logits_BLV for runner in runners)
-        found.differences["all tokens"] = difference_of_logits(*both)
-        domain.compare(found, runners)
-    return found.relative
+        result.differences["all tokens"] = difference_of_logits(*both)
+        domain.compare(result, runners)
+    return result.relative
 
 
 MODELS = {
@@ -90,8 +90,8 @@ def test_an_outlier_hides_no_difference():
     a_BLV[..., 7] = -5e6
     b_BLV = a_BLV.copy()
     b_BLV[0, 2, 9] += 1e-6
-    found = difference_of_logits(a_BLV, b_BLV)
-    assert found["absolute"] == pytest.approx(1e-6) and 1e-7 < found["relative"] < 1e-5
+    result = difference_of_logits(a_BLV, b_BLV)
+    assert result["absolute"] == pytest.approx(1e-6) and 1e-7 < result["relative"] < 1e-5
     b_BLV = a_BLV * (1 + 1e-16 * np.sign(a_BLV))
     b_BLV[..., 7] = np.nextafter(-5e6, 0)  # rounding of the outlier itself
     assert difference_of_logits(a_BLV, b_BLV)["relative"] < 1e-15

@@ -26,13 +26,13 @@ def run(tmp_path_factory):
 def test_a_chain_has_one_certificate_with_a_control_for_each_step(run, tmp_path, capsys):
     new = tmp_path / "new"
     convert.main(["fold_norm,merge_query_key", str(run), str(new), "--json", str(tmp_path / "found.json")])
-    found = json.loads((new / "certificate.json").read_text())
-    assert found == json.loads((tmp_path / "found.json").read_text())
-    assert found["exact"] and found["conversions"] == ["fold_norm", "merge_query_key"] and len(found["controls"]) == 2
+    written = json.loads((new / "certificate.json").read_text())
+    assert written == json.loads((tmp_path / "found.json").read_text())
+    assert written["exact"] and written["conversions"] == ["fold_norm", "merge_query_key"] and len(written["controls"]) == 2
     text = capsys.readouterr().out
     assert "fold_norm, merge_query_key" in text and "all 257 tokens, positions 0 to 63, " in text
     assert "the same with parameters rounded to float32" in text
-    assert found["relative"] < 1e-12 < 1e-9 < found["rounded"]["float32"] < 1e-4 and found["seconds"] > 0
+    assert written["relative"] < 1e-12 < 1e-9 < written["rounded"]["float32"] < 1e-4 and written["seconds"] > 0
     lm = xf.load(new)
     assert lm.config.blocks["main"].attention.query == "merged" and lm.step == 10
     assert abs(lm([[1, 2, 3]]) - xf.load(run)([[1, 2, 3]])).max() < 1e-3
@@ -138,23 +138,23 @@ def idle(name: str, approximate: bool = False) -> converting.Step:
 
 
 def test_exact_steps_beside_an_approximation_are_refused_if_they_differ(monkeypatch):
-    found = []
+    parts = []
 
     def certify(certificate, *others):
         certificate.differences = {"random tokens": {"absolute": 0.5, "relative": 0.5}}
         certificate.controls = {"all": 1.0}
-        found.append(certificate.conversions)
+        parts.append(certificate.conversions)
 
     monkeypatch.setattr(converting, "certify", certify)
     a, b, c, rough = idle("a"), idle("b"), idle("c"), idle("rough", approximate=True)
     _, certificate = converting.convert(tiny_model(), [rough])
-    assert certificate.approximate and found == [["rough"]]
+    assert certificate.approximate and parts == [["rough"]]
     with pytest.raises(surgery.Refused, match="^a, b: logits differ by 5.0e-01 relative"):
         converting.convert(tiny_model(), [a, b, rough, c])
     monkeypatch.setattr(certificate_module, "BOUND", 1.0)
-    found.clear()
+    parts.clear()
     _, certificate = converting.convert(tiny_model(), [a, b, rough, c])
-    assert found == [["a", "b", "rough", "c"], ["a", "b"], ["c"]]
+    assert parts == [["a", "b", "rough", "c"], ["a", "b"], ["c"]]
     assert [*certificate.figures] == [f"difference of logits, {name} alone" for name in ("a, b", "c")]
 
 
@@ -171,17 +171,17 @@ def test_an_approximation_that_is_not_finite_is_refused(monkeypatch):
 @pytest.mark.parametrize("number", [math.nan, math.inf])
 def test_a_comparison_that_is_not_finite_is_refused(place, number):
     """Python's max and min lose a NaN that is not the first one."""
-    found = certificate_module.Certificate(["a"], False)
-    found.differences = {name: {"relative": 1e-16} for name in ("random tokens", "with the cache")}
-    found.controls = {"first": 0.5, "second": 0.5}
-    assert found.exact
+    result = certificate_module.Certificate(["a"], False)
+    result.differences = {name: {"relative": 1e-16} for name in ("random tokens", "with the cache")}
+    result.controls = {"first": 0.5, "second": 0.5}
+    assert result.exact
     if place == "differences":
-        found.differences["with the cache"]["relative"] = number
+        result.differences["with the cache"]["relative"] = number
     else:
-        found.controls["second"] = number
-    assert place == "controls" or not found.relative <= 1
+        result.controls["second"] = number
+    assert place == "controls" or not result.relative <= 1
     name = "with the cache" if place == "differences" else "second"
-    assert not found.exact and converting._why(found) == (
+    assert not result.exact and converting._why(result) == (
         f"a: the comparison ({name}) is not finite in float64: it proves nothing"
     )
 

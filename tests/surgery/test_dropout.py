@@ -19,8 +19,8 @@ def rates(lm, name: str, **options) -> tuple[dict[str, float], str]:
     before = take_apart(lm.config, lm.params)
     after = surgery.CONVERSIONS[name](before, **options)
     block = after.resolved.blocks["main"]
-    found = {EMBEDDING: after.resolved.dropout, OUTPUTS: block.dropout, WEIGHTS: block.attention.dropout}
-    return found, _dropout(before.resolved, after.undropped)
+    collected = {EMBEDDING: after.resolved.dropout, OUTPUTS: block.dropout, WEIGHTS: block.attention.dropout}
+    return collected, _dropout(before.resolved, after.undropped)
 
 
 @pytest.mark.parametrize(
@@ -37,16 +37,16 @@ def rates(lm, name: str, **options) -> tuple[dict[str, float], str]:
 )
 def test_no_dropout_where_a_term_would_be_another(name, options, zero):
     lm = tiny_model(**EVERYWHERE, **{BLOCK + key: value for key, value in options.items()})
-    found, said = rates(lm, name, **({"hidden": 160} if name == "widen" else {}))
-    assert {each for each, rate in found.items() if not rate} == {*zero}
+    result, said = rates(lm, name, **({"hidden": 160} if name == "widen" else {}))
+    assert {each for each, rate in result.items() if not rate} == {*zero}
     assert said.startswith("compared in evaluation, without it") and all(each in said for each in zero)
     assert ("set to 0" in said) == bool(zero)
 
 
 def test_no_dropout_in_another_basis_term():
     lm = normless(model={"model__dropout": 0.1}, **NO_BIAS, dropout=0.1)
-    found, said = rates(lm, "drop_query")
-    assert not found[EMBEDDING] and "the embedding, the outputs of sublayers, where training would" in said
+    result, said = rates(lm, "drop_query")
+    assert not result[EMBEDDING] and "the embedding, the outputs of sublayers, where training would" in said
     assert rates(changed(), "absorb_value_output")[1] == ""  # a model without dropout
 
 

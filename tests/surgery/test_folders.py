@@ -71,6 +71,6 @@ def test_a_converted_folder_can_be_exported(tmp_path, name, overrides, conversio
     converted = xf.LanguageModel(model, assemble(network, "float32")[1], lm.tokenizer, lm.run)
     assert converted.export_hf(tmp_path / "second", dtype="float32") == family
     again = xf.load(tmp_path / "second")
-    found = logits(take_apart(again.config, again.params))
+    actual = logits(take_apart(again.config, again.params))
     expected = logits(take_apart(lm.config, lm.params))
-    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5 * abs(expected).max())
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-5 * abs(expected).max())

@@ -35,14 +35,14 @@ def test_it_equals_the_whole_model(name):
     network = take_apart(lm.config, lm.params)
     with jax.enable_x64(True):
         runner = Runner(network, "float64")
-        found = runner.run(tokens_BL, 3)
+        result = runner.run(tokens_BL, 3)
         model, params = runner.model, assemble(network, "float64")[1]
         whole, out = forward(model, params, jnp.asarray(tokens_BL))
         expected = whole.logits(out.hidden_BLD)
         gradient = jax.grad(loss, 3)(model, params, jnp.asarray(tokens_BL), jnp.ones(tokens_BL.shape))
-        np.testing.assert_allclose(found.logits_BLV, expected, rtol=0, atol=1e-12 * abs(expected).max())
-        np.testing.assert_allclose(found.cached_BCV, expected[:, -3:], rtol=0, atol=1e-12 * abs(expected).max())
-        own = runner.gradient(tokens_BL, found.streams)
+        np.testing.assert_allclose(result.logits_BLV, expected, rtol=0, atol=1e-12 * abs(expected).max())
+        np.testing.assert_allclose(result.cached_BCV, expected[:, -3:], rtol=0, atol=1e-12 * abs(expected).max())
+        own = runner.gradient(tokens_BL, result.streams)
         np.testing.assert_allclose(own, gradient, rtol=0, atol=1e-12 * abs(gradient).max())
 
 

@@ -38,8 +38,8 @@ def check(config: ModelConfig, names) -> list[str]:
     before = take_apart(config, random_params(config))
     after, done = converted(before, names)
     if done:
-        found = difference(logits(before), logits(after))["relative"]
-        assert found <= BOUND, f"{done} change the logits by {found:.1e}"
+        actual = difference(logits(before), logits(after))["relative"]
+        assert actual <= BOUND, f"{done} change the logits by {actual:.1e}"
     return done
 
 

@@ -68,12 +68,12 @@ def test_sublayers_of_other_names_are_converted_or_refused_alike(options, monkey
     layers = tuple(replace(at, block=with_names(at.block)) for at in plain.layers)
     other = replace(plain, layers=layers, params=lambda number: of(plain.params(number)))
     for name in [name for name in surgery.CONVERSIONS if name not in FIXED]:
-        (new, expected), (same, found) = (outcome(network, name) for network in (plain, other))
+        (new, expected), (same, actual) = (outcome(network, name) for network in (plain, other))
         if new is None:
-            assert renamed(found).replace(f"renamed_{layout}", layout) == renamed(expected), name
+            assert renamed(actual).replace(f"renamed_{layout}", layout) == renamed(expected), name
             continue
         assert [at.block for at in same.layers] == [with_names(at.block) for at in new.layers], name
-        for ours, theirs in zip(found, expected, strict=True):
+        for ours, theirs in zip(actual, expected, strict=True):
             assert ours.keys() == of(theirs).keys(), name
             assert all(np.array_equal(ours[path], value) for path, value in of(theirs).items()), name
 

@@ -27,8 +27,8 @@ def test_every_subset_of_the_layers_has_a_config(depth):
     network = take_apart(lm.config, lm.params)
     for count in range(1, depth + 1):
         for chosen in combinations(range(depth), count):
-            found = surgery.CONVERSIONS["absorb_value_output"](network, chosen).resolved
-            kinds = [found.blocks[at.block].attention.value for at in layers.layers(found)]
+            actual = surgery.CONVERSIONS["absorb_value_output"](network, chosen).resolved
+            kinds = [actual.blocks[at.block].attention.value for at in layers.layers(actual)]
             assert [number for number, kind in enumerate(kinds) if kind == "identity_whole"] == list(chosen)
 
 
@@ -39,8 +39,8 @@ def test_a_block_that_has_the_name_of_a_stack_gets_another():
     other = replace(network.layers[0].block, norm_epsilon=0.1)
     named = [LayerBlock("main_3", other), LayerBlock("main_v3", replace(other, norm_epsilon=0.2))]
     network = replace(network, layers=(network.layers[0], *named, network.layers[0]))
-    found = network.resolved
-    assert [found.blocks[at.block].norm_epsilon for at in layers.layers(found)][1:3] == [0.1, 0.2]
+    actual = network.resolved
+    assert [actual.blocks[at.block].norm_epsilon for at in layers.layers(actual)][1:3] == [0.1, 0.2]
 
 
 @pytest.mark.parametrize("chosen", SUBSETS, ids=lambda chosen: "".join(map(str, chosen)))
@@ -59,9 +59,9 @@ def test_a_chain_of_two_that_applies_is_exact(first):
         try:
             middle = surgery.CONVERSIONS[first](before, (1, 3), **OPTIONS.get(first, {}))
             after = surgery.CONVERSIONS[second](middle, chosen, **OPTIONS.get(second, {}))
-            found = difference(logits(before), logits(after))["relative"]
+            actual = difference(logits(before), logits(after))["relative"]
         except (UserError, surgery.Refused):
             continue
         applied += 1
-        assert found <= BOUND, (second, chosen)
+        assert actual <= BOUND, (second, chosen)
     assert applied >= len(NAMES)

@@ -25,10 +25,10 @@ def upcyclable(**options):
 )
 def test_equal_experts_compute_the_same(feed_forward, options):
     lm = upcyclable(**feed_forward)
-    found = assert_exact(lm, "upcycle", **options).blocks["main"].feed_forward
-    assert found.kind == "moe" and found.hidden == lm.config.blocks["main"].feed_forward.hidden
-    assert found.moe.experts == options.get("experts", 8) and found.moe.renormalise
-    assert found.moe.bias == (("experts",) if feed_forward.get("bias", True) else ())
+    actual = assert_exact(lm, "upcycle", **options).blocks["main"].feed_forward
+    assert actual.kind == "moe" and actual.hidden == lm.config.blocks["main"].feed_forward.hidden
+    assert actual.moe.experts == options.get("experts", 8) and actual.moe.renormalise
+    assert actual.moe.bias == (("experts",) if feed_forward.get("bias", True) else ())
 
 
 def test_some_layers_only_and_without_a_residual_stream_between():

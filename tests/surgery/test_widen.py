@@ -27,9 +27,9 @@ WIDE = {"memory_slots": 6, "memory_activation": "relu"}
 )
 def test_a_wider_layer_computes_the_same(options, totals):
     block = assert_exact(changed(**options), "widen", **totals).blocks["main"]
-    found = {"heads": block.attention.heads, "hidden": block.feed_forward.hidden}
-    found["slots"] = getattr(block.attention, "memory_slots", 0)
-    assert found | totals == found
+    collected = {"heads": block.attention.heads, "hidden": block.feed_forward.hidden}
+    collected["slots"] = getattr(block.attention, "memory_slots", 0)
+    assert collected | totals == collected
 
 
 def test_experts_and_shared_experts():
@@ -44,9 +44,9 @@ def test_groups():
         after = surgery.CONVERSIONS["widen"](take_apart(lm.config, lm.params), heads=heads)
         attention = after.resolved.blocks["main"].attention
         assert (attention.heads, attention.kv_heads) == (heads, expected)
-        found = after.params(0)
-        assert found["attention/key/kernel"].shape[1] == expected and not found["attention/output/kernel"][4:].any()
-        assert np.abs(found["attention/value/kernel"]).min() > 0
+        result = after.params(0)
+        assert result["attention/key/kernel"].shape[1] == expected and not result["attention/output/kernel"][4:].any()
+        assert np.abs(result["attention/value/kernel"]).min() > 0
 
 
 @pytest.mark.parametrize(

@@ -88,13 +88,13 @@ def result(name: str, mesh_name: str) -> dict:
     compiled = jax.jit(Program(config, mesh).update, out_shardings=(shardings, None)).lower(*placed).compile()
     on_one, on_mesh = Panel(config.model, batch["tokens"]), Panel(config.model, batch["tokens"], mesh)
     figures = on_mesh(placed[0]["params"]), on_one(state["params"])
-    found, metrics = compiled(*placed)
+    outcome, metrics = compiled(*placed)
     return {
         "panel": tree_error(*({name: np.nan_to_num(v) for name, v in each.items()} for each in figures)),
         "loss": relative_error(metrics["loss"], expected_metrics["loss"]),
-        "gradients": tree_error(averages(found), averages(expected)),
+        "gradients": tree_error(averages(outcome), averages(expected)),
         "gradient norm": relative_error(metrics["gradient_norm"], expected_metrics["gradient_norm"]),
-        "parameters": tree_error(jax.device_get(found["params"]), expected["params"]),
+        "parameters": tree_error(jax.device_get(outcome["params"]), expected["params"]),
         "collectives": sorted(set(re.findall(COLLECTIVES, compiled.as_text()))),
     }
 

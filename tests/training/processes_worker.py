@@ -34,7 +34,7 @@ def seen(config) -> dict:
     from xfresearch.sharding.partition import batch_sharding
     from xfresearch.sharding.placing import local_rows, place
 
-    batches, heldout, found = Batches(config), prepare(config, "validation"), {}
+    batches, heldout, collected = Batches(config), prepare(config, "validation"), {}
     shape = (config.batch_size, config.sequence_length)
     for sizes in MESHES:
         at = batch_sharding(make_mesh(replace(config, mesh=MeshConfig(**{"data": 1} | sizes))))
@@ -44,8 +44,8 @@ def seen(config) -> dict:
         placed = [place(at, shape, rows, batch) for batch in own]
         whole = [digest(process_allgather(batch, tiled=True)) for batch in placed]
         read = [len(batch["tokens"]) for batch in own]
-        found[json.dumps(sizes)] = {"rows": rows.tolist(), "read": read, "digests": whole, "first": digests(placed[0])}
-    return found
+        collected[json.dumps(sizes)] = {"rows": rows.tolist(), "read": read, "digests": whole, "first": digests(placed[0])}
+    return collected
 
 
 def spread(config) -> dict:

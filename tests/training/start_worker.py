@@ -22,7 +22,7 @@ def fraction(params) -> float:
 
 
 def main(arguments: list[str]) -> None:
-    found = {}
+    collected = {}
     read = []
     restore = store.restore_params
 
@@ -33,8 +33,8 @@ def main(arguments: list[str]) -> None:
     store.restore_params = watched
     for mesh in (ONE, SHARDED):
         config = start.parse([*arguments, *mesh])
-        found[mesh[0]] = start.load(config, make_mesh(config))[0]
-    single, sharded = found.values()
+        collected[mesh[0]] = start.load(config, make_mesh(config))[0]
+    single, sharded = collected.values()
     equal = jax.tree.map(np.array_equal, jax.device_get(single), jax.device_get(sharded))
     print(json.dumps({"equal": all(jax.tree.leaves(equal)), "read": read[-1], "held": fraction(sharded)}))
 

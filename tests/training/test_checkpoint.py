@@ -119,7 +119,7 @@ def damage(path, how: str) -> None:
 @pytest.mark.parametrize("how", ["truncated", "altered", "missing"])
 def test_damage_to_any_file_is_detected_or_harmless(saved, how):
     workdir, state = saved
-    found = 0
+    refusals = 0
     for path in sorted(p for p in (workdir / "checkpoints/7").rglob("*") if p.is_file()):
         whole = path.read_bytes()
         damage(path, how)
@@ -128,9 +128,9 @@ def test_damage_to_any_file_is_detected_or_harmless(saved, how):
             jax.tree.map(np.testing.assert_array_equal, restored, state)
         except store.Corrupt as error:
             assert "checkpoint 7 is damaged" in str(error)
-            found += 1
+            refusals += 1
         path.write_bytes(whole)
-    assert found >= 3, "the files with the arrays and the digests were damaged too"
+    assert refusals >= 3, "the files with the arrays and the digests were damaged too"
 
 
 def orbax_error(code: int) -> ValueError:

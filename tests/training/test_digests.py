@@ -22,15 +22,15 @@ def reference(path: str, x) -> str:
     """The digest of a NumPy array, by its definition."""
     kind, words = f"{x.dtype}{list(x.shape)}", np.atleast_1d(x)
     words = words[..., None].view(np.uint32) if x.dtype.itemsize == 8 else words.view(UNSIGNED[x.dtype.itemsize])
-    found = ""
+    text = ""
     for mask_by_axis in zip(*module._masks(f"{path} {kind}", words.shape), strict=True):
         mask = sum(np.ix_(*mask_by_axis))  # modulo 2^32
         mixed = words.astype(np.uint32) ^ mask
         for shift, factor in ((17, 0xED5AD4BB), (11, 0xAC4C1B51), (15, 0x31848BAB)):
             mixed = (mixed ^ (mixed >> np.uint32(shift))) * np.uint32(factor)
         mixed ^= mixed >> np.uint32(14)
-        found += f"{int(mixed.sum(dtype=np.uint64)) % 2**32:08x}"
-    return f"{kind} {found}"
+        text += f"{int(mixed.sum(dtype=np.uint64)) % 2**32:08x}"
+    return f"{kind} {text}"
 
 
 @pytest.mark.parametrize("shape", [(), (3,), (2, 0, 3), (5, 7), (3, 513, 301)])
@@ -56,9 +56,9 @@ def test_blocks_of_several_steps_with_and_without_rows_left_over(monkeypatch):
 
 def test_path_dtype_and_shape_count():
     zeros = jnp.zeros((4, 6))
-    found = digests({"a": zeros, "b": zeros, "c": zeros.astype(jnp.int32), "d": zeros.reshape(6, 4)})
-    assert len({text.split()[-1] for text in found.values()}) == 4
-    assert found["a"].startswith("float32[4, 6] ")
+    result = digests({"a": zeros, "b": zeros, "c": zeros.astype(jnp.int32), "d": zeros.reshape(6, 4)})
+    assert len({text.split()[-1] for text in result.values()}) == 4
+    assert result["a"].startswith("float32[4, 6] ")
 
 
 def drawn(random, dtype: str):
@@ -165,8 +165,8 @@ def test_a_checkpoint_of_an_earlier_version_is_read_and_said_to_be_weakly_checke
     params = {"a": jax.random.normal(jax.random.key(0), (5, 3))}
     of_earlier_version(tmp_path, 3, params)
     assert "fingerprints" in json.loads((store.directory(tmp_path) / "3" / "meta" / "metadata").read_text())
-    found = store.restore_params(tmp_path, 3, shapes(params))
-    np.testing.assert_array_equal(found["a"], params["a"])
+    result = store.restore_params(tmp_path, 3, shapes(params))
+    np.testing.assert_array_equal(result["a"], params["a"])
     assert len(lines := capsys.readouterr().err.splitlines()) == 1 and "checkpoint 3" in lines[0]
     assert "is weakly checked" in lines[0]
     store.save_params(tmp_path, 4, params)

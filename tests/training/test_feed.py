@@ -26,12 +26,12 @@ def make_feed(count: int, read_takes: float = 0.0, place_takes: float = 0.0, bat
 
 @pytest.mark.parametrize("batches", [Prefetch, Read])
 def test_batches_come_in_order_from_the_thread_of_the_loop(batches):
-    found, feed = [], make_feed(5, batches=batches)
+    order, feed = [], make_feed(5, batches=batches)
     for each in feed:
         feed.place_ahead()
         feed.place_ahead()
-        found.append(each)
-    assert found == [(step, (10 * step, threading.get_ident())) for step in range(5)]
+        order.append(each)
+    assert order == [(step, (10 * step, threading.get_ident())) for step in range(5)]
 
 
 def test_placing_counts_as_input_only_where_no_update_runs():

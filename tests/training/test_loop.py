@@ -35,8 +35,8 @@ def run(tmp_path_factory):
 
 
 def rows(workdir, kind: str) -> list[dict]:
-    found = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
-    return [row for row in found if row["kind"] == kind]
+    listed = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+    return [row for row in listed if row["kind"] == kind]
 
 
 def losses(workdir) -> set[int]:
@@ -57,10 +57,10 @@ def test_a_fork_that_ends_at_a_checkpoint_without_evaluation_is_evaluated(run, t
     shutil.copytree(workdir, tmp_path / "run")
     shutil.rmtree(store.directory(tmp_path / "run") / "6")
     result = loop.train(replace(config, steps=3), tmp_path / "run", ByteTokenizer(), fork=True)
-    found = rows(tmp_path / "run", "evaluation")
-    (row,) = (row for row in found if row["step"] == 3)
+    outcome = rows(tmp_path / "run", "evaluation")
+    (row,) = (row for row in outcome if row["step"] == 3)
     assert result.finished and result.step == 3 and row["loss"] == result.evaluation["loss"]
-    assert result.evaluation["tokens"] == 2 * found[0]["tokens"]
+    assert result.evaluation["tokens"] == 2 * outcome[0]["tokens"]
     again = loop.train(replace(config, steps=3), tmp_path / "run", ByteTokenizer())
     assert again.evaluation == result.evaluation
 
@@ -164,10 +164,10 @@ def test_a_run_that_skips_most_updates_fails(run, tmp_path):
 )
 def test_more_than_the_allowed_share_of_the_last_hundred_updates_fails_a_run(limit, updates, failed):
     """x is an update that is skipped. A run that resumes after any update counts on."""
-    config, health, found = TrainingConfig(on_nonfinite="skip", skip_limit=limit), None, None
+    config, health, actual = TrainingConfig(on_nonfinite="skip", skip_limit=limit), None, None
     for step, each in enumerate(updates, start=1):
         health = Health(config, health.skipped if health else [])
         if health.failure(step, each == "o", step == len(updates)):
-            found = step
+            actual = step
             break
-    assert found == failed
+    assert actual == failed

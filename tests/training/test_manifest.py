@@ -149,8 +149,8 @@ def test_a_new_file_in_the_corpus_does_not_replace_the_runs_tokenizer(interrupte
 
 
 def test_other_versions_are_refused_by_name(interrupted, monkeypatch):
-    found = hardware.versions()
-    monkeypatch.setattr(hardware, "versions", lambda: found | {"jax": "0.99"})
+    result = hardware.versions()
+    monkeypatch.setattr(hardware, "versions", lambda: result | {"jax": "0.99"})
     monkeypatch.setattr(hardware, "git_commit", lambda: "c0ffee")
     with pytest.raises(UserError, match=r"commit: .* -> 'c0ffee'; version of jax: '.*' -> '0.99'"):
         interrupted()

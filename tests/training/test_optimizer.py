@@ -49,8 +49,8 @@ def test_schedules_are_those_of_optax(schedule, steps, warmup):
     hyper, at = hyper_of(Config(optimizer=config, steps=steps)), np.arange(70)
     rising = optax.linear_schedule(0.3 / max(warmup, 1), 0.3, max(warmup - 1, 1))
     expected = optax.join_schedules([rising, OPTAX[schedule](steps, warmup)], [warmup])
-    found = jax.vmap(lambda step: learning_rate(schedule, hyper, step))(at)
-    np.testing.assert_allclose(found, [expected(step) for step in at], rtol=1e-5)
+    result = jax.vmap(lambda step: learning_rate(schedule, hyper, step))(at)
+    np.testing.assert_allclose(result, [expected(step) for step in at], rtol=1e-5)
 
 
 def test_in_float64_the_rate_is_exact(x64):
@@ -167,8 +167,8 @@ def test_update_rules_against_their_equations(rule):
             leaves[i] = leaves[i] - 0.1 * min(1, t / 2) * (step + decay * leaves[i])
         updates, state = optimizer.update(jax.tree.unflatten(jax.tree.structure(params), gradients), state, params)
         params = jax.tree.map(jnp.add, params, updates)
-    for found, expected in zip(jax.tree.leaves(params), leaves, strict=True):
-        np.testing.assert_allclose(found, expected, rtol=2e-5, atol=2e-6)
+    for actual, expected in zip(jax.tree.leaves(params), leaves, strict=True):
+        np.testing.assert_allclose(actual, expected, rtol=2e-5, atol=2e-6)
 
 
 ADAGRAD = OptimizerConfig(
@@ -209,8 +209,8 @@ def test_adagrad_against_the_equations(clip_by):
         kernel = {"blocks": {"main": {"attention": {"query": {"kernel": jnp.asarray(np.stack([g[0], g[1]]))}}}}}
         updates, state = optimizer.update({"embed": {"table": jnp.asarray(g["table"])}} | kernel, state, params)
         params = jax.tree.map(jnp.add, params, updates)
-    for name, found in _tensors(params).items():
-        np.testing.assert_allclose(found, expected[name], rtol=2e-5, atol=2e-6)
+    for name, result in _tensors(params).items():
+        np.testing.assert_allclose(result, expected[name], rtol=2e-5, atol=2e-6)
 
 
 def test_adagrad_does_not_move_parameters_without_a_gradient_even_if_epsilon_is_0():

@@ -40,13 +40,13 @@ def train(directory, corpus, **changes):
 
 
 def rows(directory) -> list[dict]:
-    found = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
-    return [{name: v for name, v in row.items() if name != "unix_seconds"} for row in found if row["kind"] == "panel"]
+    listed = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+    return [{name: v for name, v in row.items() if name != "unix_seconds"} for row in listed if row["kind"] == "panel"]
 
 
 def test_figures_are_those_of_the_analyses():
     lm = tiny_model("moe")
-    found = Panel(lm.config, TOKENS_BL)(lm.params)
+    result = Panel(lm.config, TOKENS_BL)(lm.params)
     heads = analysis.attention(lm, TOKENS_BL).data
     half = TOKENS_BL.shape[1] // 2
     random_BL = np.random.default_rng(0).integers(257, size=(4, half))
@@ -64,17 +64,17 @@ def test_figures_are_those_of_the_analyses():
         "router_entropy": analysis.routing(lm, TOKENS_BL).data["entropy"],
         "lens_agreement": analysis.lens(lm, TOKENS_BL).data["agreement"],
     }
-    assert list(found) == list(expected) == list(CAPTIONS)
+    assert list(result) == list(expected) == list(CAPTIONS)
     for name, value_N in expected.items():
-        assert relative_error(found[name], value_N) < 10 * TOLERANCE["float32"], name
+        assert relative_error(result[name], value_N) < 10 * TOLERANCE["float32"], name
 
 
 @pytest.mark.long
 def test_layers_without_a_figure_are_not_a_number():
     config = ALL["pattern"]
-    found = Panel(config, TOKENS_BL % config.vocab_size)(random_params(config))
-    assert np.isnan(found["router_entropy"]).any() and np.isfinite(found["router_entropy"]).any()
-    assert np.isfinite(found["lens_agreement"]).all()
+    result = Panel(config, TOKENS_BL % config.vocab_size)(random_params(config))
+    assert np.isnan(result["router_entropy"]).any() and np.isfinite(result["router_entropy"]).any()
+    assert np.isfinite(result["lens_agreement"]).all()
 
 
 def test_only_the_first_tokens_of_long_rows_are_read():
@@ -87,12 +87,13 @@ def test_only_the_first_tokens_of_long_rows_are_read():
 
 def test_a_run_logs_rows_from_the_start_to_the_end(tmp_path, corpus):
     result = train(tmp_path / "run", corpus, steps=5)
-    found = rows(tmp_path / "run")
-    assert [row.pop("step") for row in found] == [0, 2, 4, 5]
+    outcome = rows(tmp_path / "run")
+    assert [row.pop("step") for row in outcome] == [0, 2, 4, 5]
     config = config_of(tmp_path / "run", corpus, steps=5)
     held_out = next(evaluation_batches(prepare(config, "train", tokenizer=ByteTokenizer()), 8, 8))["tokens"]
-    assert found[-1] == {"kind": "panel"} | Panel(config.model, held_out)(result.params)
-    assert set(found[0]) == {"kind", *CAPTIONS} - {"router_entropy"} and found[0]["induction"] != found[-1]["induction"]
+    assert outcome[-1] == {"kind": "panel"} | Panel(config.model, held_out)(result.params)
+    assert set(outcome[0]) == {"kind", *CAPTIONS} - {"router_entropy"}
+    assert outcome[0]["induction"] != outcome[-1]["induction"]
 
 
 @pytest.mark.long

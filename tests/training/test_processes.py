@@ -77,42 +77,42 @@ def four(tmp_path_factory):
 
 def test_every_process_reads_its_own_rows_of_the_same_batches(cache):
     ended = Processes(4, "tests.training.processes_worker", *flags(cache, steps=LAST), devices=2).succeed()
-    found = [json.loads(err[err.index("RESULT ") :].split(" ", 1)[1].splitlines()[0]) for _, _, err in ended]
+    listed = [json.loads(err[err.index("RESULT ") :].split(" ", 1)[1].splitlines()[0]) for _, _, err in ended]
     first, *others = flags(cache, steps=LAST)
     config = parse(["--config", first.removeprefix("--config="), *others])
     batches = [Batches(config).batch(step) for step in STEPS]
     batches += evaluation_batches(prepare(config, "validation"), config.batch_size, 2 * config.batch_size - 3)
     expected = [digest(batch) for batch in batches]
     rows = {
-        name: [process["seen"][name]["rows"] for process in found] for name in (json.dumps(mesh) for mesh in MESHES)
+        name: [process["seen"][name]["rows"] for process in listed] for name in (json.dumps(mesh) for mesh in MESHES)
     }
     halves, whole = [[0, 1, 2, 3], [4, 5, 6, 7]], list(range(8))
     assert rows['{"data": -1}'] == [[0, 1], [2, 3], [4, 5], [6, 7]]
     assert rows['{"fsdp": 2, "tensor": 4}'] == rows['{"data": 2, "context": 4}'] == [halves[0]] * 2 + [halves[1]] * 2
     assert rows['{"tensor": 4, "context": 2}'] == [whole] * 4
-    for process in found:
+    for process in listed:
         for seen in process["seen"].values():
             assert seen["digests"] == expected
             assert seen["first"] == array_digests(batches[0])
             assert set(seen["read"]) == {len(seen["rows"])}
-    assert [process["spread"] for process in found] == [{"min": 1, "median": 3.5, "max": 5, "slowest_process": 1}] * 4
-    assert found[0]["errors"] == ["UserError: too wide: " + "é" * 50, "Stopped: disk full", "KeyError: 'lost'", "done"]
+    assert [process["spread"] for process in listed] == [{"min": 1, "median": 3.5, "max": 5, "slowest_process": 1}] * 4
+    assert listed[0]["errors"] == ["UserError: too wide: " + "é" * 50, "Stopped: disk full", "KeyError: 'lost'", "done"]
     failed = "Stopped: process 0 failed (trying): KeyError: 'lost'"
-    assert [process["errors"][2] for process in found[1:]] == [failed] * 3
-    assert [process["errors"][:2] for process in found[1:]] == [found[0]["errors"][:2]] * 3
+    assert [process["errors"][2] for process in listed[1:]] == [failed] * 3
+    assert [process["errors"][:2] for process in listed[1:]] == [listed[0]["errors"][:2]] * 3
     other = "config.mesh.data: -1 -> 1; config.mesh.tensor: 1 -> 2; config.steps: 12 -> 99 (in process 3)"
     heard = ["None", f"every process needs the config of process 0: {other}", "None"]
     difference = "train split of a: 'same' -> 'other' (in process 3)"
     heard.append(f"every process needs the data, code and settings of process 0: {difference}")
-    assert [process["mistaken"] for process in found] == [heard] * 4
-    assert [process["reach"] for process in found] == [128] * 4  # 0.3 x 400 + 4, rounded up to a multiple of 64
-    heard = found[0]["damaged"]
-    assert [process["damaged"] for process in found] == [heard] * 4
+    assert [process["mistaken"] for process in listed] == [heard] * 4
+    assert [process["reach"] for process in listed] == [128] * 4  # 0.3 x 400 + 4, rounded up to a multiple of 64
+    heard = listed[0]["damaged"]
+    assert [process["damaged"] for process in listed] == [heard] * 4
     assert heard["whole"] == "read" and all(heard[what].endswith("(in process 1)") for what in ("params", "meta"))
     assert "meta does not have the digest" in heard["meta"]
     heard = ["", "params/w has values that are not finite", "", [1]]
     heard.append("checkpoint 3 is not good: no update was finite (in process 0)")
-    assert [process["not good"] for process in found] == [heard] * 4
+    assert [process["not good"] for process in listed] == [heard] * 4
 
 
 @pytest.mark.long

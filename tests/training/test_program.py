@@ -55,8 +55,8 @@ def test_the_numbers_of_the_state_are_what_they_are_in_the_config():
 @pytest.mark.parametrize("name", ["seed", "steps", *OF_OPTIMIZER])
 def test_each_number_has_an_effect(name):
     config = config_of(**{name: OTHERS.get(name, 7)})
-    found, base = (trained(shared_program(each), each)[0]["params"] for each in (config, config_of()))
-    assert any(jax.tree.leaves(jax.tree.map(lambda a, b: bool((a != b).any()), found, base)))
+    actual, base = (trained(shared_program(each), each)[0]["params"] for each in (config, config_of()))
+    assert any(jax.tree.leaves(jax.tree.map(lambda a, b: bool((a != b).any()), actual, base)))
 
 
 def test_init_compiles_with_a_level_of_xla_flags_or_a_low_one_on_the_cpu(monkeypatch):
@@ -79,8 +79,8 @@ def test_runs_may_be_mapped_over_their_numbers():
     for number, config in enumerate(configs):
         state, alone = trained(program, config)
         own = jax.tree.map(lambda leaf, number=number: leaf[number], states)
-        for found, expected in zip(*map(jax.tree.leaves, (own["params"], state["params"])), strict=True):
-            assert relative_error(found, expected) < 10 * TOLERANCE["float32"]
+        for actual, expected in zip(*map(jax.tree.leaves, (own["params"], state["params"])), strict=True):
+            assert relative_error(actual, expected) < 10 * TOLERANCE["float32"]
         np.testing.assert_allclose(metrics["loss"][number], alone["loss"], rtol=1e-5)
 
 

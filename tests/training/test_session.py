@@ -100,13 +100,13 @@ def test_samples_are_two_prompts_and_three_seeds_that_generate_repeats(tmp_path)
     for number in range(40):
         (tmp_path / f"{number}.txt").write_text(f"\n  \nfirst line {number}\nsecond line\n" * 30)
     lm = tiny_model(data__corpus=f"('text_files:{tmp_path}/*.txt',)")
-    found = draw_samples(lm.run, lm.tokenizer, lm.params)
-    prompts = list(dict.fromkeys(sample["prompt"] for sample in found))
+    result = draw_samples(lm.run, lm.tokenizer, lm.params)
+    prompts = list(dict.fromkeys(sample["prompt"] for sample in result))
     assert len(prompts) == 2 and all(re.fullmatch(r"first line \d+", prompt) for prompt in prompts)
-    assert [sample["seed"] for sample in found] == [0, 1, 2, 0, 1, 2]
-    assert len({sample["text"] for sample in found}) == 6
-    for sample in found[::4]:
+    assert [sample["seed"] for sample in result] == [0, 1, 2, 0, 1, 2]
+    assert len({sample["text"] for sample in result}) == 6
+    for sample in result[::4]:
         assert lm.generate(sample["prompt"], seed=sample["seed"]) == sample["text"]
     chosen = replace(lm.run, log=replace(lm.run.log, sample="my prompt"))
-    found = draw_samples(chosen, lm.tokenizer, lm.params)
-    assert [sample["prompt"] for sample in found] == 3 * ["my prompt"] + 3 * prompts[:1]
+    result = draw_samples(chosen, lm.tokenizer, lm.params)
+    assert [sample["prompt"] for sample in result] == 3 * ["my prompt"] + 3 * prompts[:1]

@@ -136,8 +136,8 @@ def over_slices(sizes: dict, between: str):
     [("data", {"data": 2, "fsdp": 4}), ("fsdp", {"fsdp": 4, "tensor": 2}), ("auto", {"fsdp": 4, "tensor": 2})],
 )
 def test_one_axis_spans_the_slices(between, sizes):
-    found = over_slices(sizes, between)
-    first, second = np.split(found, 2)
+    result = over_slices(sizes, between)
+    first, second = np.split(result, 2)
     assert (first == 0).all() and (second == 1).all()
 
 

@@ -110,13 +110,13 @@ def test_added_rows_are_drawn_as_for_new_parameters_and_listed(tmp_path, capsys)
     more = ("--config.model.vocab_size=300", "--config.model.max_length=80", "--config.seed=3")
     config, params, _ = loaded(tmp_path / "a", *more)
     listed = capsys.readouterr().err
-    old, found, new = map(by_path, (lm.params, params, init_params(config, 3)))
-    grown = {name: (len(old[name]), len(leaf)) for name, leaf in found.items() if leaf.shape != old[name].shape}
+    old, result, new = map(by_path, (lm.params, params, init_params(config, 3)))
+    grown = {name: (len(old[name]), len(leaf)) for name, leaf in result.items() if leaf.shape != old[name].shape}
     tokens, positions = (257, 300), (64, 80)
     expected = (tokens, tokens, tokens, positions, positions)
     assert grown == dict(zip(start.TABLES, expected, strict=True))
     for name, (rows, total) in grown.items():
-        np.testing.assert_array_equal(found[name], np.concatenate([old[name], new[name][rows:]]))
+        np.testing.assert_array_equal(result[name], np.concatenate([old[name], new[name][rows:]]))
         assert f"{name}: rows {rows} to {total - 1} are new, drawn with seed 3\n" in listed
     extended = xf.LanguageModel(config.model, params, lm.tokenizer, config)
     tokens_BL = np.arange(48).reshape(2, 24)
@@ -147,8 +147,8 @@ def test_a_model_without_a_tokenizer_leaves_that_of_the_config(tmp_path):
 def test_parameters_go_straight_onto_the_mesh(trained):
     """Four devices, with a vocabulary that two of them divide."""
     arguments = [FILE, f"--config.start.path={trained}", "--config.model.vocab_size=258"]
-    found = results_on_devices(4, "-m", "tests.training.start_worker", *arguments)
-    assert found["equal"] and found["read"] < 0.35 and found["held"] < 0.3
+    result = results_on_devices(4, "-m", "tests.training.start_worker", *arguments)
+    assert result["equal"] and result["read"] < 0.35 and result["held"] < 0.3
 
 
 @pytest.mark.long

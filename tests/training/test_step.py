@@ -67,13 +67,13 @@ def test_auxiliary_losses_are_averages_over_tokens_whatever_their_weights():
     """A labelled batch has weights above 0 for some tokens only; the router has chosen experts for all of them."""
     batch = make_batch([8, 3, 8, 5, 2, 8, 1, 6])
     few = batch | {"weights": batch["weights"] * (jnp.arange(8) % 4 == 0)}
-    config, found = make_config(MOE), []
+    config, collected = make_config(MOE), []
     for each in (batch, few):
         params, gradient = compiled(config)
-        found.append(gradient(params, each)[1])
-    assert found[0]["loss"] != found[1]["loss"]
+        collected.append(gradient(params, each)[1])
+    assert collected[0]["loss"] != collected[1]["loss"]
     for name in ("balance_loss", "router_z_loss"):
-        assert found[0][name] == found[1][name] > 0
+        assert collected[0][name] == collected[1][name] > 0
 
 
 def grads_of(config, batch):

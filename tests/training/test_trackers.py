@@ -29,8 +29,8 @@ def tracked(name: str, workdir, start: int, steps: range, reason: str = "") -> N
 
 
 def test_a_row_is_flattened_without_texts_and_numbers_that_are_not_finite():
-    found = dict(scalars("train", plain(ROW)))
-    assert found == {"train/loss": 4.0, "train/norms/mlp/0": 0.5, "train/norms/mlp/1": 2.0}
+    result = dict(scalars("train", plain(ROW)))
+    assert result == {"train/loss": 4.0, "train/norms/mlp/0": 0.5, "train/norms/mlp/1": 2.0}
 
 
 def test_event_files_have_every_number_and_purge_lost_steps(tmp_path):
