@@ -5,7 +5,7 @@ import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-UNCHECKED = 85  # modules that have errors still. Lower it when you mend one, and never raise it.
+UNCHECKED = 67  # modules that have errors still. Lower it when you mend one, and never raise it.
 OVERRIDES = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["mypy"]["overrides"]
 STRICT, RELAXED = (set(each["module"]) for each in OVERRIDES)
 

@@ -17,11 +17,20 @@ import typing
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import field
 from functools import cache
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from xfresearch.runtime.errors import UserError, nearest, require
 
+if typing.TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+D = TypeVar("D", bound="DataclassInstance")
 Decides = Literal["function", "initialisation", "training", "precision", "execution", "machine"]
+
+
+def with_values(config: D, values: Mapping[str, Any]) -> D:
+    """A copy of a dataclass with these fields: `dataclasses.replace` for names that are known only at run time."""
+    return dataclasses.replace(config, **values)
 
 
 class Needs(NamedTuple):

@@ -30,7 +30,7 @@ from xfresearch.surgery.conversion import Conversion, Option
 from xfresearch.surgery.groups import group_of_heads, pseudo_inverses
 from xfresearch.surgery.inverse import inverse
 from xfresearch.surgery.network import Network, Params, Target
-from xfresearch.surgery.refused import refuse_unless
+from xfresearch.surgery.refused import refuse_unless, required
 
 GAUGES = ("merged", "balanced", "qr", "first_rows")
 
@@ -55,8 +55,8 @@ def convert(network: Network, layers, broken: bool = False, gauge: str = "merged
     )
 
 
-def _check(a: SublayerConfig, where: str) -> None:
-    refuse_unless(isinstance(a, SoftmaxConfig), f"{where}: a mixer of kind {a.kind!r} has no terms w x W_V W_O")
+def _check(options: SublayerConfig, where: str) -> None:
+    a = required(options, SoftmaxConfig, f"{where}: a mixer of kind {options.kind!r} has no terms w x W_V W_O")
     refuse_unless(a.value == "learned", f"{where}: value={a.value!r} is no matrix of its own")
     refuse_unless(a.output == "learned", f"{where}: output={a.output!r} is no matrix")
     refuse_unless(not a.clip, f"{where}: clip is not linear in x W_V")
@@ -71,19 +71,18 @@ def _check_bias(a: SoftmaxConfig, where: str) -> None:
     refuse_unless(a.sink == "none", f"{sums}: sink={a.sink!r} adds a term to the denominator {instead}")
     refuse_unless(a.shaping == "none", f"{sums}: shaping={a.shaping!r} mixes them with I and C {instead}")
     refuse_unless(a.output_gate == "none", f"{sums}: output_gate={a.output_gate!r} multiplies each head {instead}")
-    sees = a.sees_itself or softmax_slots(a)
+    sees = a.sees_itself or softmax_slots(a) > 0
     refuse_unless(sees, f"{sums}: with sees_itself=False the first token sees none {instead}")
 
 
 def _merged(a: SoftmaxConfig) -> SoftmaxConfig:
     bias = tuple(name for name in a.bias if name != "value")
     bias += ("output",) if "value" in a.bias and "output" not in bias else ()
-    heads = {"memory_heads": "each"} if softmax_slots(a) else {}
-    return replace(a, value="identity_whole", bias=bias, **heads)
+    return replace(a, value="identity_whole", bias=bias, memory_heads="each" if softmax_slots(a) else a.memory_heads)
 
 
-def _merge(target: Target, params: Params, figures: dict[str, float], broken: bool) -> Params:
-    a: SoftmaxConfig = target.options
+def _merge(target: Target[SoftmaxConfig], params: Params, figures: dict[str, float], broken: bool) -> Params:
+    a = target.options
     value_DGV, output_HVD = params["value/kernel"], params["output/kernel"]
     value_DHV = value_DGV[:, group_of_heads(a)]
     merged_HDD = value_DHV.swapaxes(0, 1) @ output_HVD
@@ -97,9 +96,9 @@ def _merge(target: Target, params: Params, figures: dict[str, float], broken: bo
     return new
 
 
-def _slots(target: Target, params: Params, bias_GV: np.ndarray, figures: dict[str, float]) -> Params:
+def _slots(target: Target[SoftmaxConfig], params: Params, bias_GV: np.ndarray, figures: dict[str, float]) -> Params:
     """The values of the slots as m' [M, G, D]. Their stored scale, the root of M, does not change."""
-    a: SoftmaxConfig = target.options
+    a = target.options
     value_DGV = params["value/kernel"]
     stored_MGV = params["memory/value"]
     scale = np.sqrt(a.memory_slots)
@@ -114,7 +113,7 @@ def _slots(target: Target, params: Params, bias_GV: np.ndarray, figures: dict[st
 
 def _regauged(target: Target, params: Params, figures: dict[str, float], gauge: str, broken: bool) -> Params:
     """The parameters with W_V R and R^-1 W_O; biases of the values and values of slots are multiplied by R too."""
-    a: SoftmaxConfig = target.options
+    a = target.options
     value_DGV, output_HVD = params["value/kernel"], params["output/kernel"]
     new_value, new_output = value_DGV.copy(), output_HVD.copy()
     rotations = []

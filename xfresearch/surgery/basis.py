@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from xfresearch.config.fields import with_values
 from xfresearch.models.block_config import BlockConfig
 from xfresearch.models.connections.connection import ONE
 from xfresearch.models.feed_forwards.dense import DenseConfig
@@ -175,7 +176,7 @@ def _dense(block: BlockConfig) -> list[str]:
 
 def _with_down_bias(block: BlockConfig) -> BlockConfig:
     last = LAYOUTS[block.layout].branches[-1].name
-    return replace(block, **{last: with_biases(getattr(block, last), {"down"})})
+    return with_values(block, {last: with_biases(getattr(block, last), {"down"})})
 
 
 def _without(block: BlockConfig, name: str, shifted: bool) -> BlockConfig:
@@ -184,11 +185,11 @@ def _without(block: BlockConfig, name: str, shifted: bool) -> BlockConfig:
     a = getattr(block, mixer)
     a = replace(a, **{name: "identity"}, bias=tuple(each for each in a.bias if each != name))
     if not shifted:
-        return replace(block, **{mixer: a})
+        return with_values(block, {mixer: a})
     maps = {each for each in ("query", "key", "value") if getattr(a, each) in ("learned", "merged")}
     # in every layer, also where nothing needs it: the layers keep one block
     dense = {each: with_biases(getattr(block, each), {"up", "down"}) for each in _dense(block)}
-    return replace(block, **{mixer: with_biases(a, maps)}, **dense)
+    return with_values(block, {mixer: with_biases(a, maps), **dense})
 
 
 def _read(

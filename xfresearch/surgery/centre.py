@@ -24,6 +24,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from xfresearch.config.fields import with_values
 from xfresearch.models.block_config import BlockConfig, NormSite
 from xfresearch.models.connections.connection import Connection
 from xfresearch.models.feed_forwards.dense import HIDDEN
@@ -147,7 +148,7 @@ def _block_after(block: BlockConfig, elsewhere: tuple[str, ...]) -> BlockConfig:
     for site, own in sites.items():
         kind = "" if common and not own.kind else kinds[site]
         new[site] = NormSite(kind=kind) if kinds[site] == "none" else replace(own, kind=kind)
-    block = replace(block, norm=common or "layer", norms=replace(block.norms, **new))
+    block = with_values(block, {"norm": common or "layer", "norms": replace(block.norms, **new)})
     return _without_unread(block, {*kinds.values(), *elsewhere})
 
 
@@ -156,7 +157,7 @@ def _without_unread(block: BlockConfig, kinds: set[str]) -> BlockConfig:
     kinds |= {kind for options in block.sublayers.values() for kind in options.norm_kinds}
     names = [] if kinds - {"none", HIDDEN} else ["norm_gain", "norm_bias", "norm_offset"]
     names += [] if kinds - {"none"} else ["norm_cast"]
-    return replace(block, **{name: BlockConfig.__dataclass_fields__[name].default for name in names})
+    return with_values(block, {name: BlockConfig.__dataclass_fields__[name].default for name in names})
 
 
 CENTRE = Conversion(

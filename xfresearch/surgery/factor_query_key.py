@@ -73,19 +73,19 @@ def _spectra(a: SoftmaxConfig, params: Params) -> list[np.ndarray]:
 def _factored(a: SoftmaxConfig, rank: int) -> SoftmaxConfig:
     # value='key' was x itself, the key of a merged matrix
     value = "identity_whole" if a.value == "key" else a.value
-    heads = {"memory_heads": "each"} if softmax_slots(a) else {}
-    return replace(a, rank=rank, key="learned", value=value, **heads)
+    heads = "each" if softmax_slots(a) else a.memory_heads
+    return replace(a, rank=rank, key="learned", value=value, memory_heads=heads)
 
 
 def _factor(a: SoftmaxConfig, params: Params, rank: int, broken: bool) -> Params:
     width = params["query/kernel"].shape[0]
-    query_HRr, key_DGr = [], []
+    queries, keys = [], []  # of each group
     for rows_RE in _stacked(a, params):
         left, sizes, right = np.linalg.svd(rows_RE, full_matrices=False)
         root_r = np.sqrt(sizes[:rank])
-        query_HRr.append((left[:, :rank] * root_r).reshape(-1, width + 1, rank))
-        key_DGr.append(right[:rank].T * (1.0 if broken else root_r))
-    query_HRr, key_DGr = np.concatenate(query_HRr), np.stack(key_DGr, 1)
+        queries.append((left[:, :rank] * root_r).reshape(-1, width + 1, rank))
+        keys.append(right[:rank].T * (1.0 if broken else root_r))
+    query_HRr, key_DGr = np.concatenate(queries), np.stack(keys, 1)
     new = params | {"query/kernel": query_HRr[:, :width].swapaxes(0, 1), "key/kernel": key_DGr}
     if "query/bias" in params:
         new["query/bias"] = query_HRr[:, width]

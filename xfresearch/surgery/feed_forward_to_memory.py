@@ -22,6 +22,7 @@ from functools import partial
 
 import numpy as np
 
+from xfresearch.config.fields import with_values
 from xfresearch.models.block_config import BlockConfig, NormSite
 from xfresearch.models.feed_forwards.activations import ACTIVATIONS
 from xfresearch.models.feed_forwards.dense import DenseConfig
@@ -29,8 +30,8 @@ from xfresearch.models.mixers.slots import SlotsConfig
 from xfresearch.models.mixers.softmax.config import SoftmaxConfig
 from xfresearch.surgery.biases import add_bias
 from xfresearch.surgery.conversion import Conversion, Option
-from xfresearch.surgery.network import LayerBlock, Network, Params, Target, in_layout, names_of
-from xfresearch.surgery.refused import refuse_unless
+from xfresearch.surgery.network import LayerBlock, Network, Params, Target, in_layout, names_of, options_of
+from xfresearch.surgery.refused import refuse_unless, required
 from xfresearch.surgery.softmax_form import check_slots, to_softmax
 
 BESIDE = {"parallel": "attention_only"}  # layout: the layout with slots beside attention
@@ -83,7 +84,7 @@ def convert(network: Network, layers, broken: bool = False, form: str = "element
             parts.append((replace(at, block=_beside(at.block)), partial(_with_slots, at.block, params, broken)))
         else:
             attention, slots = _pair(at.block)
-            parts.append((replace(at, block=attention), lambda params=params: _attention(params())))
+            parts.append((replace(at, block=attention), partial(_alone, params)))
             parts.append((LayerBlock(f"{at.name}_memory", slots), partial(_slots, params, broken)))
     return from_parts(network, parts)
 
@@ -112,11 +113,11 @@ def _check(target: Target, layout: str) -> None:
 
 def _check_beside(block: BlockConfig, params: Params, where: str) -> None:
     """Raises Refused if attention has no place for the slots of a parallel feed-forward layer."""
-    a = block.attention
     if block.layout not in BESIDE:
         return
-    softmax = isinstance(a, SoftmaxConfig)
-    refuse_unless(softmax, f"{where}: a mixer of kind {a.kind!r} has no slots of the model's width beside it")
+    mixer = block.sublayers["attention"]
+    reason = f"{where}: a mixer of kind {mixer.kind!r} has no slots of the model's width beside it"
+    a = required(mixer, SoftmaxConfig, reason)
     check_slots(a, where)
     biased = params.get("feed_forward/down/bias", np.zeros(1)).any()
     refuse_unless(not biased or a.output == "learned", f"{where}: c has no place: output={a.output!r} has no bias")
@@ -124,7 +125,7 @@ def _check_beside(block: BlockConfig, params: Params, where: str) -> None:
 
 def _beside(block: BlockConfig) -> BlockConfig:
     """The block with slots beside attention."""
-    f, a = block.feed_forward, block.attention
+    f, a = options_of(block, "feed_forward", DenseConfig), options_of(block, "attention", SoftmaxConfig)
     moved = f.bias and a.output == "learned" and "output" not in a.bias
     bias = (*a.bias, "output") if moved else a.bias
     a = replace(a, memory_slots=f.hidden, memory_activation=f.kind, bias=bias)
@@ -134,11 +135,12 @@ def _beside(block: BlockConfig) -> BlockConfig:
 def _pair(block: BlockConfig) -> tuple[BlockConfig, BlockConfig]:
     """The block of the attention layer, and that of the layer with slots."""
     layout, at = PAIRS[block.layout]
-    f = block.feed_forward
+    f = options_of(block, "feed_forward", DenseConfig)
     attention = in_layout(block, layout)
     slots = SlotsConfig(memory_slots=f.hidden, memory_activation=f.kind, bias=("output",) if f.bias else ())
     own = getattr(block.norms, f"feed_forward_{at}", NormSite(kind="none"))
-    return attention, replace(attention, attention=slots, norms=replace(attention.norms, **{f"attention_{at}": own}))
+    norms = replace(attention.norms, **{f"attention_{at}": own})
+    return attention, with_values(attention, {"attention": slots, "norms": norms})
 
 
 def _memory(params: Params, broken: bool) -> Params:
@@ -154,11 +156,17 @@ def _attention(params: Params) -> Params:
     return {path: value for path, value in params.items() if not path.startswith("feed_forward")}
 
 
+def _alone(params: Callable[[], Params]) -> Params:
+    """Attention alone."""
+    return _attention(params())
+
+
 def _with_slots(block: BlockConfig, params: Callable[[], Params], broken: bool) -> Params:
     """Attention with the slots beside it."""
     old = params()
     new = _attention(old) | _memory(old, broken)
-    if block.feed_forward.bias and block.attention.output == "learned":
+    f, a = options_of(block, "feed_forward", DenseConfig), options_of(block, "attention", SoftmaxConfig)
+    if f.bias and a.output == "learned":
         add_bias(new, "attention/output/bias", old["feed_forward/down/bias"])
     return new
 

@@ -24,6 +24,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from xfresearch.config.fields import with_values
 from xfresearch.models.block_config import BlockConfig
 from xfresearch.models.layouts import LAYOUTS
 from xfresearch.models.mixers.memory_slots import softmax_slots
@@ -44,7 +45,7 @@ def convert(network: Network, layers, broken: bool = False) -> Network:
     outside = [name for name in OUTSIDE if whole and network.norm(getattr(network.model, name)).affine]
     inside = [number for number in layers if sites(network.layers[number].block)]
     refuse_unless(bool(inside or outside), _nothing(network, layers))
-    by_block = {network.layers[number].block: set() for number in inside}
+    by_block: dict[BlockConfig, set[str]] = {network.layers[number].block: set() for number in inside}
     for number in inside:
         by_block[network.layers[number].block] |= _check(network, number)
     folded = network.change(
@@ -172,7 +173,7 @@ def _into_head(network: Network, broken: bool) -> Network:
     spec = network.norm(network.model.final_norm)
     gain_D, bias_D = _gain_and_bias(network.outside, "final_norm", spec, network.model.width)
     head_VD = network.outside["head/table"]
-    new = {"final_norm/gain": None, "final_norm/bias": None}
+    new: dict[str, np.ndarray | None] = {"final_norm/gain": None, "final_norm/bias": None}
     new["head/table"] = head_VD if broken else head_VD * gain_D
     options = {}
     if bias_D.any():
@@ -201,7 +202,8 @@ def _first_block_without(network: Network) -> Network:
         refuse_unless(not spec.offset or not spec.parts["gain"], f"norms.{site} keeps a gain with an offset")
         if spec.kind != "none":
             kept[site] = replace(getattr(block.norms, site), gain=spec.gain or None, bias=spec.bias or None)
-    new = replace(block, norm_gain=False, norm_bias=False, norm_offset=0.0, norms=replace(block.norms, **kept))
+    without = {"norm_gain": False, "norm_bias": False, "norm_offset": 0.0}
+    new = with_values(block, without | {"norms": replace(block.norms, **kept)})
     layers = tuple(replace(at, block=new) if at.block == block else at for at in network.layers)
     return replace(network, layers=layers)
 
@@ -223,7 +225,8 @@ def _into_embedding(network: Network, broken: bool) -> Network:
     centred_VD = table_VD - table_VD.mean(-1, keepdims=True) if spec.kind in ("layer", "project") else table_VD
     if spec.kind != "project":
         centred_VD = centred_VD / np.sqrt(np.square(centred_VD).mean(-1, keepdims=True) + spec.epsilon)
-    new = {path: None for path in network.outside if path.startswith(("embedding_norm/", "embedding_scale"))}
+    removed = [path for path in network.outside if path.startswith(("embedding_norm/", "embedding_scale"))]
+    new: dict[str, np.ndarray | None] = dict.fromkeys(removed)
     new["embed/table"] = (centred_VD if broken else centred_VD * gain_D) + bias_D
     return network.with_outside(new, embedding_norm="none", embedding_scale="none")
 

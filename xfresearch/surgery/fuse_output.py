@@ -75,8 +75,14 @@ def fused(network: Network, layers, broken: bool, with_options: Callable[..., Bl
     )
 
 
-def _pair(block: BlockConfig) -> tuple[Branch, Branch | None]:
-    """The mixer of a block, and the sublayer after it."""
+def _pair(block: BlockConfig) -> tuple[Branch, Branch]:
+    """The mixer of a block, and the sublayer after it, where nothing is between them."""
+    first, second = _mixer_and_next(block)
+    assert second, "`between` has told that there is one"
+    return first, second
+
+
+def _mixer_and_next(block: BlockConfig) -> tuple[Branch, Branch | None]:
     branches = LAYOUTS[block.layout].branches
     at = next(index for index, branch in enumerate(branches) if branch.role == "mixer")
     return branches[at], branches[at + 1] if at + 1 < len(branches) else None
@@ -84,7 +90,7 @@ def _pair(block: BlockConfig) -> tuple[Branch, Branch | None]:
 
 def between(block: BlockConfig) -> str:
     """The term between W_O and W_1, in words; '' if W_1 reads o W_O itself."""
-    first, second = _pair(block)
+    first, second = _mixer_and_next(block)
     if second is None:
         return f"layout={block.layout!r}: there is no W_1, W_O writes to the residual stream"
     if second.role != "feed_forward":

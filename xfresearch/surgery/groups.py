@@ -43,7 +43,7 @@ def group_axes(network: Network, target: Target) -> dict[str, int]:
     """{path: the place of the key-value heads among the dimensions}. Raises Refused if the heads are parts of the input,
     whose number is fixed by the width, or if there are none."""
     a, where = target.options, target.where
-    known = isinstance(a, SoftmaxConfig | ValueResidualConfig) or (isinstance(a, SlotsConfig) and softmax_slots(a))
+    known = isinstance(a, SoftmaxConfig | ValueResidualConfig) or (isinstance(a, SlotsConfig) and softmax_slots(a) > 0)
     refuse_unless(known, f"{where}: attention of kind {a.kind!r} has no key-value heads that query heads share")
     for name in ("key", "value"):
         kind = getattr(a, name, "learned")

@@ -4,7 +4,6 @@ The functions here are compiled once for each kind of block, however many layers
 computation; parameters are in float64 for float64, otherwise in float32.
 """
 
-from dataclasses import replace
 from functools import cache, partial
 from typing import NamedTuple
 
@@ -13,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from xfresearch.config.fields import with_values
 from xfresearch.kernels.cross_entropy import nll_of_logits
 from xfresearch.models import layers, stack, transformer
 from xfresearch.models.block import Block, Stream
@@ -38,7 +38,7 @@ class Runner:
     def __init__(self, network: Network, dtype: str):
         self.network = network
         self.wide = "float64" if dtype == "float64" else "float32"
-        self.model = resolve_model(replace(network.resolved, dtype=dtype, param_dtype=self.wide))
+        self.model = resolve_model(with_values(network.resolved, {"dtype": dtype, "param_dtype": self.wide}))
         self.outside = self._arrays(network.outside)
 
     def _arrays(self, params: dict) -> dict:

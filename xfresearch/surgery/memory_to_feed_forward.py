@@ -17,6 +17,7 @@ from functools import partial
 
 import numpy as np
 
+from xfresearch.config.fields import with_values
 from xfresearch.models.block_config import BlockConfig, NormSite
 from xfresearch.models.feed_forwards.dense import DenseConfig
 from xfresearch.models.mixers.memory_slots import wide_slots
@@ -24,7 +25,7 @@ from xfresearch.models.mixers.slots import SlotsConfig
 from xfresearch.models.mixers.softmax.config import SoftmaxConfig
 from xfresearch.surgery.conversion import Conversion
 from xfresearch.surgery.feed_forward_to_memory import from_parts
-from xfresearch.surgery.network import LayerBlock, Network, Params, in_layout, names_of
+from xfresearch.surgery.network import LayerBlock, Network, Params, in_layout, names_of, options_of
 from xfresearch.surgery.refused import refuse_unless
 
 PAIRS = {"attention_only": ("pre_norm", "in"), "all_attention": ("post_norm", "post")}
@@ -39,9 +40,9 @@ def convert(network: Network, layers, broken: bool = False) -> Network:
     )
     for number in sorted(chosen):
         refuse_unless(number in has, f"layer {number}: {_why(network, number)}")
-        if isinstance(network.layers[number].block.attention, SlotsConfig):
+        if _alone(network.layers[number].block):
             _check_pair(network, number, chosen)
-    beside = [n for n in chosen if not isinstance(network.layers[n].block.attention, SlotsConfig)]
+    beside = [n for n in chosen if not _alone(network.layers[n].block)]
     network = network.without_dropout(beside)  # of the sum before, of each term after
     biased = {network.layers[n].block for n in chosen if _biased(network.layers[n].block, network.params(n))}
     parts: list[tuple[LayerBlock, Callable[[], Params]]] = []
@@ -51,7 +52,7 @@ def convert(network: Network, layers, broken: bool = False) -> Network:
             parts.append((at, params))
             continue
         bias = at.block in biased
-        if isinstance(at.block.attention, SlotsConfig):
+        if _alone(at.block):
             before, first = parts.pop()
             block = _paired(before.block, at.block, bias)
             parts.append((replace(before, block=block), partial(_both, first, params, bias, broken)))
@@ -95,6 +96,11 @@ def _check_pair(network: Network, number: int, chosen: set[int]) -> None:
         )
 
 
+def _alone(block: BlockConfig) -> bool:
+    """Whether the slots of a layer are its only sublayer, not beside attention."""
+    return isinstance(block.sublayers["attention"], SlotsConfig)
+
+
 def _bare(block: BlockConfig) -> bool:
     """Whether a layer with slots has no norm."""
     return block.norm_at(f"attention_{PAIRS[block.layout][1]}").kind == "none"
@@ -102,7 +108,8 @@ def _bare(block: BlockConfig) -> bool:
 
 def _biased(block: BlockConfig, params: Params) -> bool:
     """Whether the feed-forward layer needs biases."""
-    own = isinstance(block.attention, SlotsConfig) and "output" in block.attention.bias
+    a = block.sublayers["attention"]
+    own = isinstance(a, SlotsConfig) and "output" in a.bias
     return own or bool(params["attention/memory/bias"].any())
 
 
@@ -111,7 +118,7 @@ def _feed_forward(a: SoftmaxConfig | SlotsConfig, bias: bool) -> DenseConfig:
 
 
 def _parallel(block: BlockConfig, bias: bool) -> BlockConfig:
-    a = block.attention
+    a = options_of(block, "attention", SoftmaxConfig)
     names = tuple(name for name in a.bias if not (bias and name == "output"))
     new = replace(a, memory_slots=0, memory_activation="softmax", bias=names)
     return in_layout(block, "parallel", attention=new, feed_forward=_feed_forward(a, bias))
@@ -119,9 +126,9 @@ def _parallel(block: BlockConfig, bias: bool) -> BlockConfig:
 
 def _paired(before: BlockConfig, slots: BlockConfig, bias: bool) -> BlockConfig:
     layout, at = PAIRS[slots.layout]
-    new = in_layout(before, layout, feed_forward=_feed_forward(slots.attention, bias))
+    new = in_layout(before, layout, feed_forward=_feed_forward(options_of(slots, "attention", SlotsConfig), bias))
     site = NormSite(kind="none") if _bare(slots) else getattr(slots.norms, f"attention_{at}")
-    return replace(new, norms=replace(new.norms, **{f"feed_forward_{at}": site}))
+    return with_values(new, {"norms": replace(new.norms, **{f"feed_forward_{at}": site})})
 
 
 def _matrices(params: Params, bias: bool, broken: bool) -> Params:

@@ -28,7 +28,7 @@ from xfresearch.models.sublayer import SublayerConfig
 from xfresearch.surgery.conversion import Conversion
 from xfresearch.surgery.groups import group_of_heads, pseudo_inverses
 from xfresearch.surgery.network import Network, Params, Target
-from xfresearch.surgery.refused import refuse_unless
+from xfresearch.surgery.refused import refuse_unless, required
 
 TERMS = {
     "rope": "x W_Q R(l - s) W_K^T y^T: RoPE's rotation gives another matrix for every distance l - s",
@@ -46,8 +46,8 @@ def convert(network: Network, layers, broken: bool = False) -> Network:
     )
 
 
-def _check(a: SublayerConfig, params: Params, where: str) -> None:
-    refuse_unless(isinstance(a, SoftmaxConfig), f"{where}: a mixer of kind {a.kind!r} has no logits x W_Q W_K^T y^T")
+def _check(options: SublayerConfig, params: Params, where: str) -> None:
+    a = required(options, SoftmaxConfig, f"{where}: a mixer of kind {options.kind!r} has no logits x W_Q W_K^T y^T")
     learned = (a.query, a.key) == ("learned", "learned")
     refuse_unless(learned, f"{where}: query={a.query!r} and key={a.key!r} are not both matrices")
     refuse_unless(a.position not in TERMS, f"{where}: {TERMS.get(a.position)}")
@@ -68,12 +68,12 @@ def _merged(a: SoftmaxConfig) -> SoftmaxConfig:
     bias = [name for name in a.bias if name != "key"]
     value = "learned" if a.value == "key" else a.value
     bias += ["value"] if a.value == "key" and "key" in a.bias else []
-    heads = {"memory_heads": "each"} if softmax_slots(a) else {}
-    return replace(a, query="merged", key="identity_whole", value=value, bias=tuple(bias), **heads)
+    heads = "each" if softmax_slots(a) else a.memory_heads
+    return replace(a, query="merged", key="identity_whole", value=value, bias=tuple(bias), memory_heads=heads)
 
 
-def _merge(target: Target, params: Params, figures: dict[str, float], width: int, broken: bool) -> Params:
-    a: SoftmaxConfig = target.options
+def _merge(target: Target[SoftmaxConfig], params: Params, figures: dict[str, float], width: int, broken: bool) -> Params:
+    a = target.options
     query_DHK, key_DGK = params["query/kernel"], params["key/kernel"]
     key_DHK = key_DGK[:, group_of_heads(a)]
     change = logit_scale(a, width) / logit_scale(_merged(a), width)
@@ -90,10 +90,10 @@ def _merge(target: Target, params: Params, figures: dict[str, float], width: int
     return new
 
 
-def _slots(target: Target, params: Params, figures: dict[str, float]) -> Params:
+def _slots(target: Target[SoftmaxConfig], params: Params, figures: dict[str, float]) -> Params:
     """The slots as keys [M, G, D] of the width of the model, m' above. The logits of slots have the same scale, so m' is
     in the units of W_K. Slots are stored over the root of the size of their keys."""
-    a: SoftmaxConfig = target.options
+    a = target.options
     key_DGK = params["key/kernel"]
     bias_GK = params.get("key/bias", np.zeros(key_DGK.shape[1:]))
     size, groups, width = a.head_size, a.kv_heads, len(key_DGK)

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from xfresearch.config.fields import with_values
 from xfresearch.models.block_config import BlockConfig
 from xfresearch.models.feed_forwards.dense import HiddenOptions
 from xfresearch.models.layouts import LAYOUTS
@@ -50,7 +51,7 @@ def narrowed(network: Network, maps: Maps, centred: Callable[[Network], Network]
 def _with_own_sizes(block: BlockConfig) -> BlockConfig:
     """`block` with hidden sizes that do not depend on the width."""
     hidden = {name: each for name, each in block.sublayers.items() if isinstance(each, HiddenOptions)}
-    return replace(block, **{name: with_hidden(each, each.hidden) for name, each in hidden.items()})
+    return with_values(block, {name: with_hidden(each, each.hidden) for name, each in hidden.items()})
 
 
 def basis(width: int) -> np.ndarray:
@@ -115,7 +116,8 @@ def _with_epsilons(network: Network, ratio: float) -> Network:
             site: replace(getattr(block.norms, site), epsilon=ratio * block.norm_at(site).epsilon) for site in sites
         }
         epsilon = block.norm_epsilon * (ratio if outside else 1.0)
-        layers.append(LayerBlock(at.name, replace(block, norm_epsilon=epsilon, norms=replace(block.norms, **new))))
+        changes = {"norm_epsilon": epsilon, "norms": replace(block.norms, **new)}
+        layers.append(LayerBlock(at.name, with_values(block, changes)))
     return replace(network, layers=tuple(layers))
 
 

@@ -11,12 +11,13 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from itertools import count
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from xfresearch.config.fields import with_values
 from xfresearch.models import layers, transformer
 from xfresearch.models.block_config import BLOCKS, BlockConfig
 from xfresearch.models.layouts import LAYOUTS
@@ -29,6 +30,7 @@ from xfresearch.runtime.trees import by_path, path_name
 from xfresearch.sharding.letters import Axes
 from xfresearch.surgery.refused import Refused, refuse_unless
 
+O = TypeVar("O", bound=SublayerConfig)
 Params = dict[str, np.ndarray]  # {path: array} of one layer, of one sublayer, or of what is outside the blocks
 ROLE_WORDS = {"mixer": "mixer", "feed_forward": "feed-forward layer"}  # in messages
 
@@ -41,13 +43,13 @@ class LayerBlock:
     block: BlockConfig
 
 
-class Target(NamedTuple):
-    """A sublayer of one layer: where it is, and its options."""
+class Target(NamedTuple, Generic[O]):
+    """A sublayer of one layer: where it is, and its options, of the class O."""
 
     number: int  # of the layer
-    index: int  # among the sublayers of its role in the layer
+    index: int  # type: ignore[assignment]  # among the sublayers of its role in the layer
     name: str
-    options: SublayerConfig
+    options: O
     where: str  # for messages: the layer, and the sublayer's name if it is not the only one of its role there
 
     def random(self, seed: int) -> np.random.Generator:
@@ -106,17 +108,17 @@ class Network:
 
     def change_each(
         self,
-        targets: Iterable[Target],
-        options: Callable[[SublayerConfig], SublayerConfig],
-        params: Callable[[Target, Params], Params],
+        targets: Iterable[Target[O]],
+        options: Callable[[O], SublayerConfig],
+        params: Callable[[Target[O], Params], Params],
     ) -> "Network":
         """The network with options(old) and params(target, old parameters) for each of these sublayers."""
-        of_layer: dict[int, list[Target]] = {}
+        of_layer: dict[int, list[Target[O]]] = {}
         for target in targets:
             of_layer.setdefault(target.number, []).append(target)
 
         def block(number: int, old: BlockConfig) -> BlockConfig:
-            return replace(old, **{each.name: options(each.options) for each in of_layer.get(number, ())})
+            return with_values(old, {each.name: options(each.options) for each in of_layer.get(number, ())})
 
         def of(number: int) -> Params:
             arrays = self.params(number)
@@ -141,9 +143,9 @@ class Network:
         model = replace(self.model, dropout=0.0) if embedding else self.model
         return replace(self, model=model, layers=tuple(layers), undropped=self.undropped | undropped)
 
-    def with_outside(self, params: Params, **options) -> "Network":
+    def with_outside(self, params: Mapping[str, np.ndarray | None], **options) -> "Network":
         """The network with these parameters outside the blocks (None removes one), and other options of the model."""
-        outside = {path: value for path, value in (self.outside | params).items() if value is not None}
+        outside = {path: value for path, value in {**self.outside, **params}.items() if value is not None}
         return replace(self, model=replace(self.model, **options), outside=outside)
 
     @cached_property
@@ -172,6 +174,13 @@ class Network:
 def names_of(block: BlockConfig, role: str) -> list[str]:
     """The names of the sublayers of a role, in order."""
     return [branch.name for branch in LAYOUTS[block.layout].branches if branch.role == role]
+
+
+def options_of(block: BlockConfig, name: str, kind: type[O]) -> O:
+    """The options of a sublayer, which is known to be of this class."""
+    options = block.sublayers[name]
+    assert isinstance(options, kind), f"{name}: {type(options).__name__}"
+    return options
 
 
 def inside(tree: Mapping[str, object], name: str) -> dict:
@@ -239,7 +248,7 @@ def with_layers(model: ModelConfig, blocks: tuple[LayerBlock, ...]) -> ModelConf
         names, change["blocks"] = [new[name] for name in names], {new[name]: each for name, each in options.items()}
         change |= _arranged(names)
     try:
-        return resolve_model(replace(model, **change))
+        return resolve_model(with_values(model, change))
     except UserError as error:  # the variant with these options does not exist
         raise Refused(f"the result is not a model that this project has: {error}") from error
 
@@ -262,7 +271,7 @@ def _with_read_norms(block: BlockConfig) -> BlockConfig:
         return block
     inherits = {"norm"} if any(not site.kind for site in sites) else set()
     unread = [each for each in fields(BlockConfig) if each.name.startswith("norm") and each.name not in inherits]
-    return replace(block, **{each.name: each.default for each in unread})
+    return with_values(block, {each.name: each.default for each in unread})
 
 
 def _arranged(names: list[str]) -> dict:
@@ -298,7 +307,7 @@ def in_layout(block: BlockConfig, layout: str, **changes) -> BlockConfig:
     """`block` with another layout. It keeps the options that both layouts have, and those of the norms that both have."""
     cls = BLOCKS[layout]
     names = {each.name for each in fields(cls)} & {each.name for each in fields(block)} - {"layout", "norms"}
-    norms = type(cls.__dataclass_fields__["norms"].default)()
+    norms = cls().norms
     kept = {site.name: getattr(block.norms, site.name) for site in fields(norms) if hasattr(block.norms, site.name)}
     options = {name: getattr(block, name) for name in names} | {"norms": replace(norms, **kept)}
     return cls(layout=layout, **options | changes)

@@ -30,6 +30,7 @@ from xfresearch.surgery.conversion import Conversion
 from xfresearch.surgery.network import Network, Params
 from xfresearch.surgery.refused import refuse_unless
 
+Pair = tuple[np.ndarray, np.ndarray]  # keys and values
 KEY, VALUE = "memory/key", "memory/value"
 
 
@@ -97,20 +98,19 @@ def _add_slot(a: SoftmaxConfig, params: Params, width: int, broken: bool) -> Par
     key_MGK, value_MGV = (np.zeros((_count(a, broken), groups, size)) for size in (sizes.qk, sizes.v))
     if a.sink == "learned":
         key_MGK[..., -1] = 0.0 if broken else 1 / logit_scale(a, width)
-    return with_slots(new, scaled_slots(new, a), (key_MGK, value_MGV))
+    old = [scaled_slots(new)] if a.memory_slots else []
+    return with_slots(new, *old, (key_MGK, value_MGV))
 
 
-def scaled_slots(params: Params, a: SoftmaxConfig) -> tuple | None:
-    """Keys and values of the slots in the scale that attention reads, None without slots."""
-    if not a.memory_slots:
-        return None
+def scaled_slots(params: Params) -> Pair:
+    """Keys and values of the slots in the scale that attention reads."""
     key_MGK, value_MGV = params[KEY], params[VALUE]
     return np.sqrt(key_MGK.shape[-1]) * key_MGK, np.sqrt(len(value_MGV)) * value_MGV
 
 
-def with_slots(params: Params, *slots: tuple | None) -> Params:
+def with_slots(params: Params, *slots: Pair) -> Params:
     """The parameters with these slots, which are stored over the roots of their size and their number."""
-    key_MGK, value_MGV = (np.concatenate(each) for each in zip(*filter(None, slots), strict=True))
+    key_MGK, value_MGV = (np.concatenate(each) for each in zip(*slots, strict=True))
     stored = {KEY: key_MGK / np.sqrt(key_MGK.shape[-1]), VALUE: value_MGV / np.sqrt(len(value_MGV))}
     return params | stored
 

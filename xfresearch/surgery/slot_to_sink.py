@@ -14,6 +14,7 @@ Then the last dimension of the heads goes, if all keys and all values are 0 ther
 """
 
 from dataclasses import replace
+from typing import Literal
 
 import numpy as np
 
@@ -26,13 +27,14 @@ from xfresearch.surgery.network import Network, Params, Target
 from xfresearch.surgery.refused import refuse_unless
 from xfresearch.surgery.sink_to_slot import KEY, VALUE, maps_to_heads, scaled_slots, with_slots
 
+Sink = Literal["none", "off_by_one", "learned"]
 OTHERS = "e^(q k) of the others depends on the token, or adds v"
 
 
 def convert(network: Network, layers, broken: bool = False) -> Network:
     mixers = network.targets("mixer", layers)
     zero = all([_check(each.options, network.inside(each), each.where) for each in mixers])  # a list: all are checked
-    sink = "off_by_one" if zero else "learned"
+    sink: Sink = "off_by_one" if zero else "learned"
     for each in mixers:
         count = each.options.memory_slots
         refuse_unless(zero or count == 1, f"{each.where}: a learned sink has no slots beside it, and {count - 1} stay")
@@ -67,16 +69,16 @@ def _check(a, params: Params, where: str) -> bool:
 
 def _zero_slots(params: Params) -> np.ndarray:
     """Which slots [M] have key 0 and value 0 in every head."""
-    return ~params[KEY].any((1, 2)) & ~params[VALUE].any((1, 2))
+    return np.logical_not(params[KEY].any((1, 2)) | params[VALUE].any((1, 2)))
 
 
 def _key_of_heads(a: SoftmaxConfig, params: Params) -> np.ndarray:
     """The key [H, K] of the first slot for each head, in the scale that attention reads."""
-    key_MGK, _ = scaled_slots(params, a)
+    key_MGK, _ = scaled_slots(params)
     return np.broadcast_to(key_MGK[0], (a.kv_heads, key_MGK.shape[-1]))[group_of_heads(a)]
 
 
-def _sunk(a: SoftmaxConfig, sink: str) -> SoftmaxConfig:
+def _sunk(a: SoftmaxConfig, sink: Sink) -> SoftmaxConfig:
     left = a.memory_slots - 1
     return replace(a, sink=sink, memory_slots=left, memory_heads=a.memory_heads if left else "each")
 
@@ -86,7 +88,7 @@ def _without_slot(a: SoftmaxConfig, params: Params, sink: str, width: int, broke
     new = {path: value for path, value in params.items() if path not in (KEY, VALUE)}
     if sink == "learned":
         return new if broken else new | {"sink": _logits(a, params, width)}
-    key_MGK, value_MGV = scaled_slots(params, a)
+    key_MGK, value_MGV = scaled_slots(params)
     others = np.arange(len(key_MGK)) != np.argmax(_zero_slots(params))
     return with_slots(new, (key_MGK[others], value_MGV[others])) if others.any() else new
 
@@ -139,7 +141,7 @@ def _cut(a: SoftmaxConfig, params: Params, bias: bool) -> Params:
     if a.value != "identity_whole":
         new["output/kernel"] = params["output/kernel"][:, :-1]
     if a.memory_slots:
-        key_MGK, value_MGV = scaled_slots(params, a)
+        key_MGK, value_MGV = scaled_slots(params)
         value_MGV = value_MGV if a.value == "identity_whole" else value_MGV[..., :-1]
         new = with_slots(new, (key_MGK[..., :-1], value_MGV))
     return new

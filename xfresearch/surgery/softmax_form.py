@@ -16,11 +16,12 @@ from dataclasses import replace
 import numpy as np
 
 from xfresearch.models.block_config import BlockConfig
+from xfresearch.models.feed_forwards.dense import DenseConfig
 from xfresearch.models.mixers.softmax.config import SoftmaxConfig
 from xfresearch.models.mixers.softmax.projections import logit_scale
 from xfresearch.surgery.biases import add_bias
-from xfresearch.surgery.network import Network, Params, in_layout, inside, put
-from xfresearch.surgery.refused import refuse_unless
+from xfresearch.surgery.network import Network, Params, in_layout, inside, options_of, put
+from xfresearch.surgery.refused import refuse_unless, required
 from xfresearch.surgery.sink_to_slot import with_slots
 
 
@@ -38,9 +39,8 @@ def to_softmax(network: Network, layers, layouts: dict[str, str], broken: bool) 
 
 
 def _check(block: BlockConfig, where: str) -> None:
-    a, hidden = block.attention, block.feed_forward.hidden
-    softmax = isinstance(a, SoftmaxConfig)
-    refuse_unless(softmax, f"{where}: a mixer of kind {a.kind!r} has no softmax with slots")
+    mixer, hidden = block.sublayers["attention"], options_of(block, "feed_forward", DenseConfig).hidden
+    a = required(mixer, SoftmaxConfig, f"{where}: a mixer of kind {mixer.kind!r} has no softmax with slots")
     check_slots(a, where)
     for name in ("query", "output"):
         given = getattr(a, name)
@@ -57,13 +57,13 @@ def check_slots(a: SoftmaxConfig, where: str) -> None:
 
 
 def _block(block: BlockConfig, layout: str) -> BlockConfig:
-    f, a = block.feed_forward, block.attention
+    f, a = options_of(block, "feed_forward", DenseConfig), options_of(block, "attention", SoftmaxConfig)
     bias = a.bias if not f.bias or "output" in a.bias else (*a.bias, "output")
     return in_layout(block, layout, attention=replace(a, memory_slots=f.hidden // a.heads, bias=bias))
 
 
 def _params(block: BlockConfig, params: Params, width: int, broken: bool) -> Params:
-    a: SoftmaxConfig = block.attention
+    a = options_of(block, "attention", SoftmaxConfig)
     f, new = inside(params, "feed_forward"), inside(params, "attention")
     up_DHM = f["up/kernel"].reshape(width, a.heads, -1)
     down_HMD = f["down/kernel"].reshape(a.heads, -1, width)

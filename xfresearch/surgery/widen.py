@@ -19,6 +19,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from xfresearch.config.fields import with_values
 from xfresearch.models.feed_forwards.activations import ACTIVATIONS
 from xfresearch.models.feed_forwards.dense import HiddenOptions
 from xfresearch.models.mixers.memory_slots import softmax_slots
@@ -29,7 +30,7 @@ from xfresearch.sharding.letters import Axes
 from xfresearch.surgery.conversion import Conversion, Option
 from xfresearch.surgery.groups import SPLIT
 from xfresearch.surgery.network import Network, Params, Target, inside
-from xfresearch.surgery.refused import refuse_unless
+from xfresearch.surgery.refused import Refused, refuse_unless
 
 T5_TABLE = "shared/relative_bias"  # [buckets, H] of all layers
 Sizes = dict[tuple[str, str], tuple[int, int]]  # {(start of a path, letter): its size before and after}
@@ -49,7 +50,7 @@ def convert(network: Network, layers, broken: bool = False, heads=0, hidden=0, s
             check(each.options, total, each.where)
     axes = {each: inside(network.axes(each.number), each.name) for each in mixers + feed_forwards}
 
-    def wider(options: SublayerConfig) -> SublayerConfig:
+    def wider(options: HiddenOptions | SoftmaxConfig | SlotsConfig) -> SublayerConfig:
         if isinstance(options, HiddenOptions):
             return with_hidden(options, hidden)
         return _with_more(options, heads, slots)
@@ -63,8 +64,8 @@ def convert(network: Network, layers, broken: bool = False, heads=0, hidden=0, s
 
 
 def _check_heads(a: SublayerConfig, heads: int, where: str) -> None:
-    known = isinstance(a, SoftmaxConfig) or (isinstance(a, SlotsConfig) and softmax_slots(a))
-    refuse_unless(known, f"{where}: attention of kind {a.kind!r} has no heads of softmax attention")
+    if not isinstance(a, SoftmaxConfig | SlotsConfig) or (isinstance(a, SlotsConfig) and not softmax_slots(a)):
+        raise Refused(f"{where}: attention of kind {a.kind!r} has no heads of softmax attention")
     refuse_unless(heads > a.heads, f"{where}: heads={heads} is not above its {a.heads} heads")
     refuse_unless(a.output == "learned", f"{where}: output={a.output!r} has no rows of W_O that could be 0")
     for name in ("query", "key", "value"):
@@ -100,7 +101,7 @@ def _check_slots(a: SublayerConfig, slots: int, where: str) -> None:
     refuse_unless(slots > a.slots, f"{where}: slots={slots} is not above its {a.slots} slots")
 
 
-def _with_more(a: SublayerConfig, heads: int, slots: int) -> SublayerConfig:
+def _with_more(a: SoftmaxConfig | SlotsConfig, heads: int, slots: int) -> SublayerConfig:
     """A mixer with more heads or slots."""
     if heads:
         groups = 1 if a.kv_heads == 1 < a.heads else heads // _per_group(a)
@@ -110,7 +111,7 @@ def _with_more(a: SublayerConfig, heads: int, slots: int) -> SublayerConfig:
 
 def _sizes(before: SublayerConfig, after: SublayerConfig) -> Sizes:
     """The sizes of the dimensions that grow in a sublayer."""
-    if isinstance(before, HiddenOptions):
+    if isinstance(before, HiddenOptions) and isinstance(after, HiddenOptions):
         sizes = before.hidden, after.hidden
         shared = before.mixture.shared if before.mixture else 0
         changed = {(f"{part}/", "F"): sizes for part in ("up", "gate", "down", "experts")}
@@ -127,8 +128,8 @@ def _sizes(before: SublayerConfig, after: SublayerConfig) -> Sizes:
 def with_hidden(options: HiddenOptions, hidden: int) -> HiddenOptions:
     """`options` with this hidden size, and with the defaults of the options that derive one from the model's width."""
     fields = options.__dataclass_fields__
-    defaults = {name: fields[name].default for name in ("hidden_factor", "gated_hidden") if name in fields}
-    return replace(options, hidden=hidden, **defaults)
+    defaults = {name: each.default for name, each in fields.items() if name in ("hidden_factor", "gated_hidden")}
+    return with_values(options, {"hidden": hidden} | defaults)
 
 
 def _grown(path: str, array, axes: Axes, sizes: Sizes, random: np.random.Generator, broken: bool) -> np.ndarray:
