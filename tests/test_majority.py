@@ -123,7 +123,7 @@ def test_evaluate_measures_every_step_and_other_data(run, tmp_path, capsys):
 @pytest.mark.parametrize(
     "options, message",
     [
-        (["--stride", "8"], "--stride is not allowed with .*, which predicts labels: it applies to text only"),
+        (["--stride", "8"], "--stride is not allowed with .*, which predicts labels: it applies to next tokens only"),
         (["--per-document"], "--per-document is not allowed with .*, which predicts labels"),
         (
             ["--data", "python_stdlib"],

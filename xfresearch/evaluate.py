@@ -4,8 +4,8 @@ python -m xfresearch.evaluate --workdir DIR --tasks NAME,... [--task-data DIR] [
 Measures the held-out loss of a trained model with a sliding window: windows of --sequence-length tokens move by
 --stride over the text. Every token but the first (of each document, for a run that packs documents) is scored once,
 with more than length - stride tokens of context. The default stride is the whole length; training measures the same
-loss. A data set with labels (docs/majority.md) is evaluated in whole sequences, without windows. xfresearch.compare
-compares several models.
+loss. Other predictions than next tokens (docs/objectives.md) are evaluated in whole sequences, without windows.
+xfresearch.compare compares several models.
 """
 
 import math
@@ -153,9 +153,9 @@ def evaluate_steps(lm, workdir, data, options, mesh=None) -> list[dict]:
 
 def metrics(data, scores, tokenizer, per_document: bool) -> dict:
     """The metrics of one step from its `scores`, which are from held_out.Scorer."""
-    from xfresearch.evaluation import losses
+    from xfresearch.evaluation import losses, rows
 
-    if isinstance(data, losses.Labels):
+    if isinstance(data, rows.Rows):
         return losses.summary(scores)
     of_text = losses.text_figures(data, scores)
     if per_document:

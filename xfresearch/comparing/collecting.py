@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from xfresearch.comparing import groups, held_out, runs, tasks
-from xfresearch.data.labels import trains_on_labels
+from xfresearch.data.labels import predicted, trains_on_labels
 from xfresearch.evaluation.held_out import settings
 from xfresearch.loading import loading
 from xfresearch.runtime.errors import UserError
@@ -50,10 +50,10 @@ def collect(options) -> Comparison:
 
 def require_one_target(paths: list[str]) -> None:
     """Raises UserError if one run predicts labels and another next tokens: their losses have nothing in common."""
-    first, *others = ("labels" if trains_on_labels(loading.run_config(path).data) else "next tokens" for path in paths)
-    for path, predicted in zip(paths[1:], others, strict=True):
-        if predicted != first:
-            both = f"it predicts {predicted}, and {paths[0]} predicts {first}"
+    first, *others = (predicted(loading.run_config(path).data) for path in paths)
+    for path, other in zip(paths[1:], others, strict=True):
+        if other != first:
+            both = f"it predicts {other}, and {paths[0]} predicts {first}"
             raise UserError(f"RUN={path} is not allowed: {both}")
 
 

@@ -12,17 +12,20 @@ from jax.sharding import Mesh
 
 from xfresearch.checkpoints import manifest
 from xfresearch.comparing.pairing import correct, of_runs, pair_ratios, ratio
+from xfresearch.data.labels import predicted, predicts_next
 from xfresearch.evaluation import held_out, losses
+from xfresearch.evaluation.rows import Rows
 from xfresearch.harness.measuring import saved_tasks
 from xfresearch.loading.language_model import LanguageModel
 from xfresearch.run.config import Config
+from xfresearch.runtime.errors import UserError
 
 
 class Reference(NamedTuple):
     """The held-out data as the first model reads them."""
 
     config: Config
-    data: losses.Text | losses.Labels
+    data: losses.Text | Rows
     tokenizer: str
 
 
@@ -35,7 +38,7 @@ class Loaded(NamedTuple):
     config: Config
     tokenizer: str  # its digest; '' without one
     tasks: dict[str, dict]  # saved answers
-    data: losses.Text | losses.Labels | None
+    data: losses.Text | Rows | None
 
 
 class Measured(NamedTuple):
@@ -70,7 +73,7 @@ def measure(model: Loaded, options, reference: Reference) -> Measured:
     step = model.lm.step
     manifest.require_same_everywhere({f"checkpoint of {model.path}": str(step), "held-out data": data.digest})
     scores = held_out.Scorer(model.lm, data, options.batch_size, model.mesh)(model.lm.params, model.path)
-    sums = scores if isinstance(data, losses.Labels) else _unit_sums(data, scores, reference.data)
+    sums = scores if isinstance(data, Rows) else _unit_sums(data, scores, reference.data)
     return Measured(step, model.config, model.tokenizer, model.tasks, sums)
 
 
@@ -80,6 +83,8 @@ def _same_data(lm: LanguageModel, path: str, digest: str, options, reference: Re
     lm.run = replace(lm.run, **{name: getattr(reference.config, name) for name in names})
     if digest == reference.tokenizer:
         return held_out.read(lm, path, options)
+    if not predicts_next(lm.run.data):
+        raise UserError(f"RUN={path} is not allowed: its tokenizer is another one, and it predicts {predicted(lm.run.data)}")
     text = losses.read_text(lm, path, options.data, options.split, options.sequence_length, options.stride)
     starts_T = byte_starts(text)
     end = edges(reference.data)[-1]

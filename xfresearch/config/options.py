@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from xfresearch.config.fields import group, option, where
+from xfresearch.config.fields import choice, group, option, where
+from xfresearch.config.objectives import OBJECTIVES
 
 
 @dataclass(frozen=True)
@@ -12,6 +13,7 @@ class DataConfig:
         ("python_stdlib",),
         "corpora: NAME, NAME:PATH or the PATH of text files, or a single data set with labels (majority, recall)",
     )
+    objective: Any = choice(OBJECTIVES, "next", "what a model predicts, and from what (docs/objectives.md)")
     weights: tuple[float, ...] = option((), "share of sequences from each corpus; () for equal shares")
     text_field: str = option(
         "text", "field or column with the text, in files of rows (JSON, CSV, parquet, arrow) and TFDS examples"

@@ -47,6 +47,25 @@ def trains_on_labels(data) -> bool:
     return any(map(has_labels, data.corpus))
 
 
+def predicts_next(data) -> bool:
+    """Whether a run on `data` predicts each next token of a text: its loss has bits per byte, and it continues a text."""
+    return not trains_on_labels(data) and data.objective.kind == "next"
+
+
+PREDICTED = {
+    "next": "next tokens",
+    "seq2seq": "tokens of targets",
+    "span_corruption": "tokens of spans",
+    "masked": "masked tokens",
+    "prefix": "tokens after a prefix",
+}
+
+
+def predicted(data) -> str:
+    """What a run on `data` predicts, in words."""
+    return "labels" if trains_on_labels(data) else PREDICTED[data.objective.kind]
+
+
 def open_data_set(corpus: str, length: int) -> Labelled:
     """The data set `corpus` with sequences of `length` tokens. Raises UserError if its options are invalid."""
     name, _, options = corpus.partition(":")

@@ -13,15 +13,18 @@ from xfresearch.config.options import RunConfig
 from xfresearch.data import packed
 from xfresearch.data.labelled import LabelledSplit
 from xfresearch.data.labels import has_labels
+from xfresearch.data.objectives import Corrupted, generators, objective_of
 from xfresearch.data.packed import PackedSplit, stream_tokens
-from xfresearch.data.tokenizers import Tokenizer
+from xfresearch.data.tokenizers import Tokenizer, tokenizer_for
 
 __all__ = ["Batches", "LabelledSplit", "PackedSplit", "Prefetch", "evaluation_batches", "prepare", "stream_tokens"]
+
+Split = PackedSplit | LabelledSplit | Corrupted
 
 
 def prepare(
     config: RunConfig, split: str, corpus: str | None = None, tokenizer: Tokenizer | None = None
-) -> PackedSplit | LabelledSplit:
+) -> Split:
     """The sequences of `split` of `corpus` (default: the first of config.data.corpus), read by index.
 
     Text is tokenised (by default with the tokenizer of config.data), packed and cached first. Raises UserError if it is
@@ -30,7 +33,9 @@ def prepare(
     corpus = corpus or config.data.corpus[0]
     if has_labels(corpus):
         return LabelledSplit(corpus, split, config.sequence_length)
-    return packed.prepare(config, split, corpus, tokenizer)
+    tokenizer = tokenizer or tokenizer_for(config.data)
+    rows, objective = packed.prepare(config, split, corpus, tokenizer), objective_of(config, tokenizer)
+    return Corrupted(rows, objective) if objective else rows
 
 
 class Batches:
@@ -39,24 +44,34 @@ class Batches:
     def __init__(self, config: RunConfig, seed: int | None = None, tokenizer: Tokenizer | None = None):
         self.config = config
         self.corpora = [prepare(config, "train", corpus, tokenizer) for corpus in config.data.corpus]
-        self._order = _order(self.corpora, config.data.weights, config.seed if seed is None else seed)
+        self._seed = config.seed if seed is None else seed
+        self._order = _order(self.corpora, config.data.weights, self._seed)
 
     def batch(self, step: int, rows: Sequence[int] | None = None) -> dict[str, np.ndarray]:
         """Arrays [batch_size, L] of `step`, or only the given `rows` of them; no other row is read."""
         size = self.config.batch_size
         rows = range(size) if rows is None else rows
-        picks = np.array([self._order[step * size + int(row)] for row in rows])
+        places = np.array([step * size + int(row) for row in rows])  # among all rows of the run
+        picks = np.array([self._order[place] for place in places.tolist()])
         parts = []
         for number, corpus in enumerate(self.corpora):
             chosen = np.flatnonzero(picks[:, 0] == number)
             if len(chosen):
-                parts.append((chosen, corpus.read(picks[chosen, 1])))
+                parts.append((chosen, self._read(corpus, picks[chosen, 1], places[chosen])))
         # The parts are grouped by corpus; `restore` puts their rows back in the order of the batch.
         restore = np.argsort(np.concatenate([chosen for chosen, _ in parts]))
         return {name: np.concatenate([part[name] for _, part in parts])[restore] for name in parts[0][1]}
 
+    def _read(self, corpus: Split, indices, places) -> dict[str, np.ndarray]:
+        if isinstance(corpus, Corrupted):  # every epoch draws anew what a model sees of a row
+            return corpus.read(indices, generators(self._seed, places))
+        return corpus.read(indices)
+
     def bytes_per_token(self) -> float | None:
-        """Bytes of text per token of these batches, on average; None if the data are not text."""
+        """Bytes of text per token of these batches, on average; None if the data are not text, or if the loss is not that of
+        every token of it."""
+        if self.config.data.objective.kind != "next":
+            return None
         metas = [corpus.meta for corpus in self.corpora]
         shares = self.config.data.weights or [1] * len(metas)  # of the sequences
         counts = [
@@ -123,7 +138,7 @@ class Prefetch:
 
 
 def evaluation_batches(
-    held_out: PackedSplit | LabelledSplit, batch_size: int, limit: int = 0, rows: Sequence[int] | np.ndarray | None = None
+    held_out: Split, batch_size: int, limit: int = 0, rows: Sequence[int] | np.ndarray | None = None
 ) -> Iterator[dict[str, np.ndarray]]:
     """Batches [batch_size, L] in order, or only the given `rows` of each.
 
@@ -151,7 +166,7 @@ def _pad_rows(values: np.ndarray, real: np.ndarray) -> np.ndarray:
     return padded
 
 
-def _order(corpora: list[PackedSplit | LabelledSplit], weights: tuple[float, ...], seed: int):
+def _order(corpora: list[Split], weights: tuple[float, ...], seed: int):
     """An endless grain MapDataset of (corpus, sequence) index pairs."""
     import grain
 

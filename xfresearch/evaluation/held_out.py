@@ -60,19 +60,20 @@ def evaluation_mesh(run):
 
 
 def read(lm, workdir, options):
-    """The held-out data that `options` choose for `lm`, which was loaded from `workdir`: losses.Labels if the model
-    was trained on labels, otherwise losses.Text. Raises UserError if a flag does not fit the model or the data."""
-    from xfresearch.data.labels import trains_on_labels
-    from xfresearch.evaluation import losses
+    """The held-out data that `options` choose for `lm`, which was loaded from `workdir`: losses.Text if the model predicts
+    next tokens, otherwise rows.Rows. Raises UserError if a flag does not fit the model or the data."""
+    from xfresearch.data.labels import predicted, predicts_next
+    from xfresearch.evaluation import losses, rows
 
     source = (lm, workdir, options.data, options.split, options.sequence_length)
-    if not trains_on_labels(lm.run.data):
+    if predicts_next(lm.run.data):
         return losses.read_text(*source, options.stride, options.limit)
     for name in ("stride", "per_document"):
         if getattr(options, name, None):
             flag = f"--{name.replace('_', '-')}"
-            raise UserError(f"{flag} is not allowed with {workdir}, which predicts labels: it applies to text only")
-    return losses.read_labels(*source, options.limit)
+            of = predicted(lm.run.data)
+            raise UserError(f"{flag} is not allowed with {workdir}, which predicts {of}: it applies to next tokens only")
+    return rows.read_rows(*source, options.limit)
 
 
 def settings(data) -> dict:
@@ -97,12 +98,12 @@ class Scorer:
         self.make = cache(partial(losses.make_scorer, lm.config, training.layers, training.loss_rows, mesh))
 
     def __call__(self, params: dict, title: str):
-        """losses.Scores of a text, or losses.label_sums. `title` is that of the progress bar."""
-        from xfresearch.evaluation import losses
+        """losses.Scores of a text, or rows.row_sums. `title` is that of the progress bar."""
+        from xfresearch.evaluation import losses, rows
         from xfresearch.models.context import Execution
         from xfresearch.models.reach import trained_reach
 
         scorer = self.make(Execution(reach=trained_reach(self.model, params)))
-        score = losses.label_sums if isinstance(self.data, losses.Labels) else losses.score_text
+        score = rows.row_sums if isinstance(self.data, rows.Rows) else losses.score_text
         with progress_bar(desc=title, total=len(self.data.rows), unit="seq", disable=None, leave=False) as bar:
             return score(scorer, params, self.data, self.batch_size, bar.update, self.place)

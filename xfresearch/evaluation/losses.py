@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from xfresearch.data.labels import has_labels
-from xfresearch.data.pipeline import LabelledSplit, evaluation_batches, prepare, stream_tokens
+from xfresearch.data.pipeline import prepare, stream_tokens
 from xfresearch.kernels.cross_entropy import token_nll
 from xfresearch.kernels.defaults import fast_layers
 from xfresearch.models import transformer
@@ -254,70 +254,6 @@ def read_text(lm, workdir, corpus="", split="", length=0, stride=0, limit=0) -> 
     unit = "documents" if documents[rows[-1][-1].end - 1] > 0 else "sequences"
     sizes = _sizes(lm.tokenizer, tokens, meta)
     return Text(corpus, split, tokens, documents, sizes, rows, length, stride, unit, meta["digest"])
-
-
-class Labels(NamedTuple):
-    """A split of a data set with labels and the settings of its evaluation."""
-
-    corpus: str
-    split: str
-    sequences: LabelledSplit
-    rows: range  # its length is the number of sequences to evaluate, which are spread evenly over the split
-    length: int
-    unit: str = "sequences"
-
-    @property
-    def target(self) -> str:
-        """What is predicted."""
-        return "label"
-
-    @property
-    def description(self) -> str:
-        return f"sequences of {self.length} tokens"
-
-    @property
-    def digest(self) -> str:
-        return self.sequences.digest
-
-
-def read_labels(lm, workdir, corpus="", split="", length=0, limit=0) -> Labels:
-    """Reads a split of a data set with labels. The defaults are the data and settings of the evaluation during the
-    training of `lm`, which was loaded from `workdir`.
-
-    `limit` is a number of sequences (0: all). Raises UserError if a value does not fit the model or the data.
-    """
-    corpus = corpus or lm.run.data.corpus[0]
-    split = split or lm.run.evaluation.split
-    length = length or lm.run.sequence_length
-    check_length(lm.config, length)
-    if not has_labels(corpus):
-        raise UserError(f"corpus {corpus!r} is not allowed: it has no labels, and {workdir} predicts labels")
-    sequences = prepare(replace(lm.run, sequence_length=length), split, corpus)
-    classes = sequences.meta["vocab_size"]
-    if classes > lm.config.vocab_size:
-        raise UserError(f"corpus {corpus!r} has {classes} classes; the model's vocabulary has {lm.config.vocab_size}")
-    return Labels(corpus, split, sequences, range(min(limit or len(sequences), len(sequences))), length)
-
-
-def label_sums(
-    scorer: Callable,
-    params: dict,
-    labels: Labels,
-    batch_size: int,
-    progress=lambda rows: None,
-    place=lambda batch: batch,
-) -> dict[str, np.ndarray]:
-    """The sums over each sequence [U], by the names in SUMS. `scorer` is from `make_scorer`.
-
-    Calls `progress(rows)` after every batch. `place` moves a batch to the scorer's devices.
-    """
-    parts = []
-    for batch in evaluation_batches(labels.sequences, batch_size, len(labels.rows)):
-        nll_BL, correct_BL = on_host(dict(enumerate(scorer(params, place(batch))))).values()
-        parts.append((nll_BL.sum(-1), correct_BL.sum(-1), batch["weights"].sum(-1)))
-        progress(int(batch["segments"].any(-1).sum()))  # without the rows of padding in the last batch
-    sums = map(np.concatenate, zip(*parts, strict=True))
-    return {name: values[: len(labels.rows)] for name, values in zip(SUMS, sums, strict=True)}
 
 
 def _sizes(tokenizer, tokens: np.ndarray, meta: dict) -> dict[str, np.ndarray]:

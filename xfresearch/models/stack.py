@@ -50,7 +50,7 @@ class StackConfig:
     )
     blocks: dict[str, BlockConfig] = choices(BLOCKS, {"main": "pre_norm"}, "blocks by name", "layout")
     causal: bool = option(
-        True, "a position sees only itself and earlier positions; False is for training on labels (docs/majority.md)"
+        True, "a position sees only itself and earlier positions; False is for labels and masked tokens (docs/objectives.md)"
     )
     init: Literal["fan_in", "normal"] = option(
         "fan_in",

@@ -26,8 +26,7 @@ def resolve(config: Config) -> Config:
     _check_training(config)
     if trains_on_labels(config.data):
         return _resolve_labels(config)
-    allowed = "True to train on next tokens: a model that sees the tokens it predicts learns nothing"
-    require(config.model.causal, "model.causal", False, allowed)
+    _check_objective(config)
     return config
 
 
@@ -69,10 +68,28 @@ def _check_data(data: DataConfig) -> None:
         )
 
 
+def _check_objective(config: Config) -> None:
+    """Raises UserError if the model sees what its objective has it predict, or cannot see what it predicts it from."""
+    objective, causal = config.data.objective, config.model.causal
+    key = "data.objective"
+    if objective.kind == "next":
+        allowed = "True to train on next tokens: a model that sees the tokens it predicts learns nothing"
+        require(causal, "model.causal", causal, allowed)
+    elif objective.kind == "masked":
+        allowed = f"False with {key}.kind='masked': a masked token is predicted from the tokens on both sides"
+        require(not causal, "model.causal", causal, allowed)
+        shares = objective.mask_share + objective.random_share
+        allowed = f"at most 1 with {key}.mask_share={objective.mask_share}, together"
+        require(shares <= 1, f"{key}.random_share", objective.random_share, allowed)
+    else:
+        require(False, f"{key}.kind", objective.kind, "'next' or 'masked' for a model with a single stack")
+
+
 def _resolve_labels(config: Config) -> Config:
     """`config` with the vocabulary of its labels. Raises UserError if an option is set that only text has."""
     data = config.data
     model = config.model
+    require(data.objective.kind == "next", "data.objective.kind", data.objective.kind, "'next' with a data set with labels")
     require(len(data.corpus) == 1, "data.corpus", data.corpus, "a single corpus if it is a data set with labels")
     reason = f"with data.corpus={data.corpus[0]!r}, which has labels and no text"
     for name in TEXT_OPTIONS:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from xfresearch.config.comparing import differences, fingerprint
 from xfresearch.config.fields import leaves
-from xfresearch.data.labels import trains_on_labels
+from xfresearch.data.labels import predicted, predicts_next
 from xfresearch.run.config import Config
 from xfresearch.runtime.errors import UserError, require
 from xfresearch.studies.cells import Cell, Trial
@@ -82,11 +82,11 @@ def _require_different(size: str, configs: Mapping[str, Config]) -> None:
 
 
 def _require_metric(study: Study, config: Config) -> None:
-    labels = trains_on_labels(config.data)
-    allowed = "'loss' or 'accuracy' with labels, which have no bytes"
-    require(not labels or study.metric != "bits_per_byte", "metric", study.metric, allowed)
+    next_tokens = predicts_next(config.data)
+    allowed = f"'loss' or 'accuracy' with {predicted(config.data)}: bits per byte are those of next tokens"
+    require(next_tokens or study.metric != "bits_per_byte", "metric", study.metric, allowed)
     of_tokens = ", ".join(each for each in study.probes if each in OF_NEXT_TOKENS)
-    require(not labels or not of_tokens, "probes", of_tokens, "probes that need no prediction of the next token, or ()")
+    require(next_tokens or not of_tokens, "probes", of_tokens, "probes that need no prediction of the next token, or ()")
     require(config.evaluation.split != "train", "options", "evaluation.split=train", "a split that no arm trains on")
     require(config.evaluation.every > 0, "options", "evaluation.every=0", "an interval: a study compares held-out metrics")
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from etils import epath
 
 from xfresearch.config.comparing import fingerprint
-from xfresearch.data.labels import trains_on_labels
+from xfresearch.data.labels import predicts_next, trains_on_labels
 from xfresearch.data.tokenizers import vocab_size
 from xfresearch.run.closed_form import costs
 from xfresearch.run.config import Config
@@ -46,7 +46,7 @@ class Planned(NamedTuple):
 
     @property
     def wanted(self) -> Wanted:
-        return Wanted(self.config, "accuracy" if trains_on_labels(self.config.data) else "bits_per_byte")
+        return Wanted(self.config, "bits_per_byte" if predicts_next(self.config.data) else "accuracy")
 
     @property
     def result(self) -> dict[str, Any]:

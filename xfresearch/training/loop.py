@@ -26,6 +26,7 @@ from etils import epath
 from xfresearch.checkpoints import manifest, store
 from xfresearch.checkpoints.validity import is_finite
 from xfresearch.data.cache import enable_compilation_cache
+from xfresearch.data.labels import predicts_next
 from xfresearch.data.pipeline import Batches, evaluation_batches, prepare
 from xfresearch.evaluation.losses import summary, sums_of_batches
 from xfresearch.run.config import Config
@@ -92,7 +93,8 @@ class Run:
         manifest.require_same_everywhere(self.manifest)
         distributed.handle_preemption(True)  # before compilation, so that a notice during it is not lost
         self.bytes_per_token = self.batches.bytes_per_token()
-        self.byte_lengths = replicated(self.mesh, tokenizer.byte_lengths) if tokenizer else None
+        counts_bytes = tokenizer and predicts_next(config.data)
+        self.byte_lengths = replicated(self.mesh, tokenizer.byte_lengths) if counts_bytes else None
         self.utilisation_per_rate = utilisation_per_rate(config)
         self.rows = self._local_rows(config.batch_size)
         self.program = shared_program(config, self.mesh)

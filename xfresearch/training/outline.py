@@ -13,6 +13,7 @@
 
 
 
+from xfresearch.data.labels import predicted
 from xfresearch.models.words import model_line
 from xfresearch.run.config import Config
 from xfresearch.runtime import xla_flags
@@ -47,6 +48,8 @@ def data_line(config: Config, train: list, held_out) -> str:
     ]
     if held_out is not None:
         parts.append(f"{config.evaluation.split} {_size(held_out.meta)}")
+    if config.data.objective.kind != "next":
+        parts.append(f"predicts {predicted(config.data)}")
     if train[0].meta.get("n_bytes"):
         kind = f"BPE of {config.data.bpe_vocab:,} ids" if config.data.tokenizer == "bpe" else config.data.tokenizer
         parts.append(f"tokenizer {kind}")

@@ -8,7 +8,7 @@ import numpy as np
 from etils import epath
 from markupsafe import Markup
 
-from xfresearch.data.labels import trains_on_labels
+from xfresearch.data.labels import predicted, predicts_next
 from xfresearch.models.costs import Costs
 from xfresearch.models.words import block_in_words, model_in_words
 from xfresearch.pages.charts import Curve, line_chart, thinned
@@ -60,13 +60,14 @@ def write_report(
     """Writes `workdir`/report.html from the run's metrics.jsonl and the arguments, and returns its path.
 
     config: the resolved config, with the vocabulary. baselines: bits per byte by name. result: numbers of the last
-    evaluation, with `bits_per_byte` (with labels: `accuracy` alone), and under `time` the share of each kind of time.
+    evaluation, with `bits_per_byte` (if it does not predict next tokens: `accuracy` alone), and under `time` the share of
+    each kind of time.
     samples: texts that the model generated (samples.py). commands: {label: shell command} to run next. lineage: the
     trained models that the run started from (workdir.py), the nearest first.
     """
     path = epath.Path(workdir) / "report.html"
-    of_labels = trains_on_labels(config.data)
-    headline = "accuracy" if of_labels else "bits_per_byte"
+    held_out = "text" if predicts_next(config.data) else predicted(config.data)
+    headline = "bits_per_byte" if predicts_next(config.data) else "accuracy"
     counted = costs(config.model, config.sequence_length)
     active = counted.active_parameters
     tokens = config.batch_size * config.sequence_length  # per update
@@ -83,10 +84,10 @@ def write_report(
         config=dataclasses.asdict(config),
         architecture=model_in_words(config.model),
         blocks=[(name, block_in_words(block), Markup(draw_block(block))) for name, block in config.model.blocks.items()],
-        of_labels=of_labels,
+        held_out=held_out,
         machine=machine,
         bars=_bars(baselines, result),
-        charts=_charts(rows, tokens, counted, baselines),
+        charts=_charts(rows, tokens, counted, baselines, held_out),
         panel=panel_pictures(rows),
         facts=facts,
         terms={name: text for name, text in TERMS.items() if name == headline or name in facts},
@@ -110,15 +111,18 @@ def _bars(baselines: dict[str, float], result: dict) -> list[tuple[str, float, f
     return [(name, bits, 100 * bits / longest, ours) for name, bits, ours in sorted(rows, key=lambda row: -row[1])]
 
 
-def _charts(rows: list[dict], tokens: int, counted: Costs, baselines: dict[str, float]) -> list[tuple[str, str, str]]:
-    """(title, caption, SVG) of every chart for which the rows have values. tokens: those of one update."""
+def _charts(
+    rows: list[dict], tokens: int, counted: Costs, baselines: dict[str, float], held_out: str
+) -> list[tuple[str, str, str]]:
+    """(title, caption, SVG) of every chart for which the rows have values. tokens: those of one update. held_out: what is
+    predicted."""
     of_text = any("bits_per_byte" in row for row in rows)
     caption = "by step, with the compression baselines" if baselines else "by step"
     bits_per_byte = ("Bits per byte", caption, "bits_per_byte", 1, baselines, False)
-    accuracy: Chart = ("Accuracy", "of held-out labels, by step", "accuracy", 1, {}, False)
+    accuracy: Chart = ("Accuracy", f"of held-out {held_out}, by step", "accuracy", 1, {}, False)
     wanted: tuple[Chart, ...] = (
         bits_per_byte if of_text else accuracy,
-        ("Loss", f"nats per {'token' if of_text else 'label'}, by tokens seen", "loss", tokens, {}, False),
+        ("Loss", f"nats per {'label' if held_out == 'labels' else 'token'}, by tokens seen", "loss", tokens, {}, False),
         ("Learning rate", "by step", "learning_rate", 1, {}, True),
         ("Tokens per second", "of training, by step", "tokens_per_second", 1, {}, True),
         ("Busiest expert", "its load relative to an even share, one line per layer, by step", "busiest", 1, {}, True),

@@ -53,6 +53,7 @@ def run(
     of them ends has results like one that has finished.
     """
     from xfresearch.data.labels import trains_on_labels
+    from xfresearch.data.tokenizers import vocab_size
     from xfresearch.training import loop
     from xfresearch.training.metrics import Clock
 
@@ -68,7 +69,7 @@ def run(
             distributed.run_on_first(lambda: stack.enter_context(locked(workdir)), "locking the directory")
             with clock.measure("data"):
                 tokenizer = None if trains_on_labels(config.data) else _tokenizer(config, path, fork)
-            config = with_vocabulary(config, tokenizer.vocab_size) if tokenizer else config
+            config = with_vocabulary(config, vocab_size(config.data, tokenizer)) if tokenizer else config
             command = _command(arguments, workdir, fork)
             distributed.run_on_first(lambda: record(path, config, fork, began, command), "recording the start")
             if not starts(path):
@@ -136,17 +137,19 @@ def _gathered(params: dict) -> dict:
 
 def _show(config: Config, path: epath.Path, arguments: list[Source], tokenizer, result) -> dict:
     """Prints the results of a finished run and writes its report."""
+    from xfresearch.data.labels import predicts_next
     from xfresearch.training.report import write_report
 
+    continues_text = predicts_next(config.data)
     baselines = {}
-    if tokenizer and len(config.data.corpus) == 1:
+    if continues_text and len(config.data.corpus) == 1:
         with _optional("the compression baselines"):
             baselines = _baselines(config)
     samples = []
-    if tokenizer and result.params:
+    if continues_text and result.params:
         with _optional("the samples"):
             samples = draw_samples(config, tokenizer, result.params)
-    elif tokenizer:
+    elif continues_text:
         print("no samples: too many parameters to gather; python -m xfresearch.generate draws some", file=sys.stderr)
     commands = _commands(config, path, arguments, samples)
     start = starts(path)[-1]

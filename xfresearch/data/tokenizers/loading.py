@@ -7,6 +7,7 @@ from etils import epath
 from xfresearch.config.options import DataConfig
 from xfresearch.data.cache import build_once, cache_root
 from xfresearch.data.tokenizers import bpe, special_tokens
+from xfresearch.data.tokenizers.added_ids import added_ids
 from xfresearch.data.tokenizers.base import ByteTokenizer, Tokenizer
 from xfresearch.data.tokenizers.hugging_face import HuggingFaceTokenizer, gpt2_tokenizer
 from xfresearch.data.tokenizers.llama2c import Llama2cTokenizer
@@ -21,11 +22,12 @@ _KINDS = ("tokenizer.json", "sentencepiece", "tokens", "binary", "text", "json o
 TOKENIZERS = "a tokenizer must be a tokenizer.json, GPT-2's two files, a SentencePiece .model or a llama2.c .bin"
 
 
-def vocab_size(data: DataConfig) -> int:
-    """The vocabulary size of `tokenizer_for(data)`, without training the tokenizer."""
-    if data.tokenizer == "bytes":
-        return 257
-    return data.bpe_vocab if data.tokenizer == "bpe" else tokenizer_for(data).vocab_size
+def vocab_size(data: DataConfig, tokenizer: Tokenizer | None = None) -> int:
+    """The ids of `tokenizer` (by default `tokenizer_for(data)`, without training it), and those that the objective adds."""
+    if tokenizer is None and data.tokenizer == "bpe":
+        return data.bpe_vocab + added_ids(data.objective, {})
+    tokenizer = tokenizer or tokenizer_for(data)
+    return tokenizer.vocab_size + added_ids(data.objective, tokenizer.special_tokens)
 
 
 def tokenizer_for(data: DataConfig) -> Tokenizer:

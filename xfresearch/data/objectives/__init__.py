@@ -1,0 +1,48 @@
+"""Objectives that change what a model sees of a text: data.objective.kind other than 'next' and 'seq2seq'.
+
+An objective makes a batch of rows of a packed text (packed.py). What it draws for a row depends on a number alone: in
+training on the seed of the run and the place of the row among all rows of the run, so that every epoch draws anew, and in an
+evaluation on the row's index, so that held-out rows are always the same.
+"""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from xfresearch.config.options import RunConfig
+from xfresearch.data.objectives.masked import Masked
+from xfresearch.data.packed import PackedSplit
+from xfresearch.data.tokenizers import Tokenizer
+
+HELD_OUT = 2**63  # the seed of held-out rows; those of runs are smaller
+
+# An objective: (rows of packed.PackedSplit, a generator for each row) -> a batch.
+Objective = Callable[[dict[str, np.ndarray], Sequence[np.random.Generator]], dict[str, np.ndarray]]
+
+
+def objective_of(config: RunConfig, tokenizer: Tokenizer) -> Objective | None:
+    """The objective of a run; None if its batches are the packed rows themselves."""
+    options = config.data.objective
+    if options.kind == "masked":
+        return Masked.of(options, tokenizer)
+    return None
+
+
+def generators(seed: int, draws) -> list[np.random.Generator]:
+    """A generator for each of the numbers `draws`."""
+    return [np.random.Generator(np.random.Philox(key=np.array([seed, draw], np.uint64))) for draw in draws]
+
+
+class Corrupted:
+    """A split as a model with an objective sees it. It has the interface of packed.PackedSplit."""
+
+    def __init__(self, split: PackedSplit, objective: Objective):
+        self.split, self.objective = split, objective
+        self.meta, self.digest, self.byte_scale = split.meta, split.digest, split.byte_scale
+
+    def __len__(self) -> int:
+        return len(self.split)
+
+    def read(self, indices, rngs: Sequence[np.random.Generator] = ()) -> dict[str, np.ndarray]:
+        """Several sequences at once: arrays [n, L], with a generator for each. By default a sequence is always the same."""
+        return self.objective(self.split.read(indices), rngs or generators(HELD_OUT, indices))

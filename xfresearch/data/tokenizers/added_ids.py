@@ -1,0 +1,31 @@
+"""Ids that objectives need beside those of text: the mask token, sentinels, and the start of a decoder's input.
+
+A tokenizer's file may have them as special tokens. Otherwise they are added at the end of its vocabulary.
+"""
+
+from typing import Any
+
+from xfresearch.data.tokenizers.base import Tokenizer
+
+MASKS = ("[MASK]", "<mask>")  # BERT's, and those of RoBERTa and BART
+SENTINEL = "<extra_id_{}>"  # T5's
+
+
+def added_ids(objective: Any, special_tokens: dict[str, int]) -> int:
+    """The number of ids that an objective (config/objectives.py) adds to a tokenizer with these special tokens."""
+    if objective.kind == "masked":
+        return int(not any(name in special_tokens for name in MASKS))
+    if objective.kind == "span_corruption":
+        return 0 if SENTINEL.format(0) in special_tokens else objective.sentinels
+    return 0
+
+
+def mask_id(tokenizer: Tokenizer) -> int:
+    """The id of the mask token: the tokenizer's own, or the one after its last id."""
+    return next((tokenizer.special_tokens[name] for name in MASKS if name in tokenizer.special_tokens), tokenizer.vocab_size)
+
+
+def special_ids(tokenizer: Tokenizer) -> tuple[int, ...]:
+    """The ids of a tokenizer that stand for no text."""
+    own = {tokenizer.end_of_text, tokenizer.begin_of_text, *tokenizer.special_tokens.values()}
+    return tuple(sorted(own - {None}))
