@@ -19,6 +19,7 @@ EVALUATION = ("evaluation.every=100", "evaluation.sequences=64", "evaluation.fin
 RATES = (4e-3, 8e-3, 1.6e-2)
 MARGIN = 0.02  # bits per byte, some 1 %: what papers report as gains
 DEVIATION = 0.012  # of paired differences at one size: the median in these studies (docs/studies.md)
+MICRO = ("model.width=64", "model.depth=4", "model.blocks.main.attention.heads=2")
 SMALL = ("model.width=96", "model.depth=4", "model.blocks.main.attention.heads=3")
 LARGE = ("model.width=128", "model.depth=4", "model.blocks.main.attention.heads=4")
 GPU = ("model.width=512", "model.depth=9", "model.blocks.main.attention.heads=16")  # 29 M parameters, for --add-rung
