@@ -47,7 +47,8 @@ def test_the_model_learns_more_than_to_copy(run):
     without reading other tokens, so a higher accuracy shows that the model reads them."""
     workdir, result = run
     held_out = prepare(loading.run_config(workdir), "validation")
-    copies = (held_out.tokens_NL == held_out.targets_NL).mean()
+    examples = held_out.examples(range(len(held_out)))
+    copies = (examples.tokens == examples.targets).mean()
     assert 0.4 < copies < 0.6
     assert result["evaluation"]["accuracy"] > (1 + copies) / 2
     assert result["evaluation"]["loss"] < 0.5 < -np.log(1 / 8)
@@ -100,11 +101,13 @@ def test_evaluate_measures_every_label(run, tmp_path, capsys):
     assert "bits" not in out and "sequences of 24 tokens" in err
     assert (result["tokens"], result["units"]) == (120 * 24, 120)
     lm, held_out = loading.load(run[0], 15), prepare(loading.run_config(run[0]), "validation")
-    logits_NLV = np.asarray(lm(held_out.tokens_NL), np.float64)
-    assert result["accuracy"] == (logits_NLV.argmax(-1) == held_out.targets_NL).mean()
+    tokens_NL, targets_NL, *_ = held_out.examples(range(len(held_out)))
+    logits_NLV = np.asarray(lm(tokens_NL), np.float64)
+    assert result["accuracy"] == (logits_NLV.argmax(-1) == targets_NL).mean()
+    assert result["by_difficulty"] == {"0": {"accuracy": result["accuracy"], "answers": 120 * 24}}
     shifted = logits_NLV - logits_NLV.max(-1, keepdims=True)
     logs = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
-    nll_NL = -np.take_along_axis(logs, held_out.targets_NL[..., None], -1)[..., 0]
+    nll_NL = -np.take_along_axis(logs, targets_NL[..., None], -1)[..., 0]
     assert result["loss"] == pytest.approx(nll_NL.mean(), rel=1e-5)
     nll_N = nll_NL.mean(1)
     assert result["standard_error"] == pytest.approx(nll_N.std(ddof=1) / 120**0.5, rel=1e-4)

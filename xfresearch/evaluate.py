@@ -87,6 +87,8 @@ def evaluate(options, workdir) -> None:
     if options.all_steps:
         name = "bits_per_byte" if "bits_per_byte" in results[0] else "accuracy"
         print(f"{COLUMNS[name][0]}  {sparkline([result[name] for result in results])}")
+    if len(results[-1].get("by_difficulty", {})) > 1:
+        print(difficulty_table(results[-1]["by_difficulty"]))
     if options.per_document:
         print(document_table(results[-1]["documents"]))
     if options.json:
@@ -156,7 +158,7 @@ def metrics(data, scores, tokenizer, per_document: bool) -> dict:
     from xfresearch.evaluation import losses, rows
 
     if isinstance(data, rows.Rows):
-        return losses.summary(scores)
+        return rows.metrics(scores)
     of_text = losses.text_figures(data, scores)
     if per_document:
         of_text["documents"] = losses.document_figures(data, scores, tokenizer)
@@ -167,6 +169,13 @@ def figures(results: list[dict]) -> dict[str, list[str]]:
     """{header: cells} of the table of `results`, a row for each."""
     known = {name: column for name, column in COLUMNS.items() if name in results[0]}
     return {title: [form.format(result[name]) for result in results] for name, (title, form) in known.items()}
+
+
+def difficulty_table(by_difficulty: dict[str, dict]) -> str:
+    """The accuracy of answers of each difficulty."""
+    each = [*by_difficulty.values()]
+    cells = {"difficulty": [*by_difficulty], **figures(each)}
+    return table(cells | {"answers": [f"{accuracy['answers']:,}" for accuracy in each]})
 
 
 def document_table(documents: list[dict], shown: int = 5) -> str:

@@ -10,6 +10,7 @@ from tests.contracts.variants import ROOT
 from xfresearch.config.fields import option
 from xfresearch.data import labels
 from xfresearch.data.pipeline import Batches, evaluation_batches, prepare
+from xfresearch.data.tasks.samples import NO_LABEL, Labelled, one_label_each
 from xfresearch.run.files import parse
 from xfresearch.runtime.errors import UserError
 
@@ -21,20 +22,26 @@ def config_with(*overrides: str):
 
 
 @dataclass(frozen=True)
-class Parity:
+class Parity(Labelled):
     """Sequences of two bits. The label of the second is whether both are equal; the first has no label."""
 
     copies: int = option(3, "copies of each of the four sequences", low=1)
 
-    splits, vocab_size = ("train", "validation"), 2
+    @property
+    def vocab_size(self):
+        return 2
 
     def check(self, length: int) -> None:
         if length != 2:
             raise UserError("only two")
 
-    def examples(self, split, length):
-        tokens_NL = np.array([[a, b] for a in (0, 1) for b in (0, 1)] * self.copies)
-        return tokens_NL, np.stack([np.full(len(tokens_NL), -1), (tokens_NL[:, 0] == tokens_NL[:, 1]).astype(int)], 1)
+    def size(self, split, length):
+        return 4 * self.copies
+
+    def read(self, split, indices, length):
+        tokens_NL = np.array([[a, b] for a in (0, 1) for b in (0, 1)] * self.copies)[np.asarray(indices, int)]
+        labels_N = (tokens_NL[:, 0] == tokens_NL[:, 1]).astype(int)
+        return one_label_each(tokens_NL, np.stack([np.full(len(tokens_NL), NO_LABEL), labels_N], 1))
 
 
 @pytest.fixture

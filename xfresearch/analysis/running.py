@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from xfresearch.data.labels import has_labels, open_data_set
+from xfresearch.data.labelled import LabelledSplit
+from xfresearch.data.labels import has_labels
 from xfresearch.loading.language_model import LanguageModel
 from xfresearch.models.inputs import as_tokens, forward, tap_shapes
 from xfresearch.models.model_config import ModelConfig, check_length
@@ -37,8 +38,9 @@ def rows(lm: LanguageModel, data: Any = None, count: int = ROWS, length: int = 0
 def _of_corpus(lm: LanguageModel, corpus: str, count: int, length: int, split: str) -> np.ndarray:
     if has_labels(corpus):
         check_length(lm.config, length)
-        examples_NL: np.ndarray = open_data_set(corpus, length).examples(split or lm.run.evaluation.split, length)[0]
-        return examples_NL[:count]
+        sequences = LabelledSplit(corpus, split or lm.run.evaluation.split, length)
+        tokens_NL: np.ndarray = sequences.examples(range(min(count, len(sequences)))).tokens
+        return tokens_NL
     taken = list(lm.batches(corpus, split, batch_size=count, length=length, limit=count))
     if not taken or not len(taken[0]):
         raise UserError(f"data={corpus!r} has no row of {length} tokens: give a smaller length")

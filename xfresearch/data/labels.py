@@ -3,38 +3,22 @@
 data.corpus names one as `NAME` or `NAME:OPTION=VALUE,...`, and then has no other corpus. A labelled data set has no
 text, hence no tokenizer and no bytes. Its sequences have exactly config.sequence_length tokens, without padding.
 
-To add a data set, write a class in a new file and add a line to DATA_SETS. The class is a frozen dataclass whose fields
-(config/fields.py) are its options. It implements the protocol `Labelled`.
+To add a data set, write a class in a new file of data/tasks/ and add a line to DATA_SETS. The class is a frozen dataclass
+whose fields (config/fields.py) are its options. It is a Task, whose samples are drawn without end, or any other Labelled
+(tasks/samples.py).
 """
 
 import ast
-from typing import Protocol
 
 from xfresearch.config.reading import from_dict
-from xfresearch.data.majority import Majority
-from xfresearch.data.recall import Recall
+from xfresearch.data.tasks.majority import Majority
+from xfresearch.data.tasks.recall import Recall
+from xfresearch.data.tasks.samples import Labelled
 from xfresearch.runtime.errors import require
 
-DATA_SETS = {"majority": Majority, "recall": Recall}
+DATA_SETS: dict[str, type[Labelled]] = {"majority": Majority, "recall": Recall}
 # Fields of DataConfig that apply to text only.
 TEXT_OPTIONS = ("weights", "text_field", "tokenizer", "packing", "manual_dir", "workers")
-
-
-class Labelled(Protocol):
-    """A labelled data set with its options. Tokens and labels are less than `vocab_size`."""
-
-    splits: tuple[str, ...]
-    vocab_size: int
-
-    def check(self, length: int) -> None:
-        """Raises UserError if the options contradict each other or do not allow sequences of `length` tokens."""
-
-    def examples(self, split: str, length: int) -> tuple:
-        """Integer arrays tokens [N, L] and targets [N, L]; a negative target means no label.
-
-        The result must depend on the options, the split and the length only, because every process of a run calls this,
-        and so does every process that resumes it.
-        """
 
 
 def has_labels(corpus: str) -> bool:

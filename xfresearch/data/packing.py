@@ -87,11 +87,11 @@ def unpack(rows: np.ndarray, pad: int) -> dict[str, np.ndarray]:
         "targets": tokens[:, 1:],
         "weights": same.astype(np.float32),
         "segments": segments[:, :-1],
-        "positions": _positions(segments[:, :-1]),
+        "positions": positions(segments[:, :-1]),
     }
 
 
-def _positions(segments_BL: np.ndarray) -> np.ndarray:
+def positions(segments_BL: np.ndarray) -> np.ndarray:
     """Positions [B, L] that restart at 0 at every change of segment."""
     index = np.broadcast_to(np.arange(segments_BL.shape[1], dtype=np.int32), segments_BL.shape)
     starts = np.zeros_like(index)

@@ -16,6 +16,7 @@ from xfresearch.data.labels import has_labels
 from xfresearch.data.objectives import Corrupted, generators, objective_of
 from xfresearch.data.packed import PackedSplit, stream_tokens
 from xfresearch.data.tokenizers import Tokenizer, tokenizer_for
+from xfresearch.runtime.errors import UserError
 
 __all__ = ["Batches", "LabelledSplit", "PackedSplit", "Prefetch", "evaluation_batches", "prepare", "stream_tokens"]
 
@@ -143,8 +144,11 @@ def evaluation_batches(
     """Batches [batch_size, L] in order, or only the given `rows` of each.
 
     The last batch is padded with rows of weight 0, so that all batches have one shape. With `limit`, that many
-    sequences are used, spread evenly over the split.
+    sequences are used, spread evenly over the split. Raises UserError without a limit for a split that does not end.
     """
+    if isinstance(held_out, LabelledSplit) and held_out.endless and not limit:
+        raise UserError(f"split {held_out.split!r} does not end: give a number of sequences (evaluation.sequences, --limit)")
+    read = held_out.graded if isinstance(held_out, LabelledSplit) else held_out.read
     own = np.arange(batch_size) if rows is None else np.asarray(rows)
     total = len(held_out)
     used = min(limit or total, total)
@@ -153,7 +157,7 @@ def evaluation_batches(
         real = first + own < used
         chosen = indices[(first + own)[real]]
         # If all rows are padding, one sequence is still read, for the names and dtypes of the arrays.
-        batch = held_out.read(chosen if len(chosen) else indices[:1])
+        batch = read(chosen if len(chosen) else indices[:1])
         yield {name: _pad_rows(values[: len(chosen)], real) for name, values in batch.items()}
 
 

@@ -25,7 +25,7 @@ from xfresearch.models.model_config import ModelConfig, check_length
 from xfresearch.run.config import Config
 from xfresearch.runtime.errors import UserError
 
-SUMS = ("nll", "correct", "tokens")  # and "bytes" for text
+SUMS = ("nll", "correct", "tokens")  # and "bytes" for text, "answers" for labels, of which `correct` are right
 
 
 def make_scorer(
@@ -52,7 +52,7 @@ def make_scorer(
 
 def make_evaluator(model: ModelConfig, layers: str = "auto", rows: int = 0, mesh=None) -> Callable:
     """Returns a jitted evaluator(params, batch, byte_lengths_V=None) -> sums over each sequence, {name: [B]}. The names are
-    SUMS, and "bytes" unless byte_lengths_V is None."""
+    SUMS, "bytes" unless byte_lengths_V is None, and "answers" for a batch that has them."""
     scorer = make_scorer(model, layers, rows, mesh)
 
     @jax.jit
@@ -62,9 +62,22 @@ def make_evaluator(model: ModelConfig, layers: str = "auto", rows: int = 0, mesh
         each = dict(zip(SUMS, (nll_BL, correct_BL, scored_BL), strict=True))
         if byte_lengths_V is not None:
             each["bytes"] = jnp.where(scored_BL, byte_lengths_V[batch["targets"]], 0)
-        return {name: x_BL.sum(-1) for name, x_BL in each.items()}
+        sums = {name: x_BL.sum(-1) for name, x_BL in each.items()}
+        if "answers" in batch:
+            right_BA, sums["answers"] = right_answers(correct_BL, batch["answers"])
+            sums["correct"] = right_BA.sum(-1)
+        return sums
 
     return evaluator
+
+
+def right_answers(correct_BL: jax.Array, answers_BL: jax.Array | np.ndarray) -> tuple[jax.Array, jax.Array]:
+    """Whether all labels of each answer are predicted [B, A], and the number of answers [B]. An answer that is not in a
+    sequence is false; answer number 0, no answer, is left out."""
+    L = answers_BL.shape[1]
+    sums_of = jax.vmap(lambda values_L, answers_L: jax.ops.segment_sum(values_L.astype(int), answers_L, L + 1)[1:])
+    labels_BA, right_BA = sums_of(jnp.ones_like(answers_BL), answers_BL), sums_of(correct_BL, answers_BL)
+    return (labels_BA > 0) & (right_BA == labels_BA), (labels_BA > 0).sum(-1)
 
 
 def sums_of_batches(evaluator: Callable, params: dict, batches: Iterable[dict], byte_lengths) -> dict:
@@ -72,7 +85,6 @@ def sums_of_batches(evaluator: Callable, params: dict, batches: Iterable[dict], 
 
     `byte_lengths` int32[V] is the tokenizer's, or None for labels.
     """
-    names = SUMS if byte_lengths is None else (*SUMS, "bytes")
     parts = []
     pending = None  # the host fetches one batch's sums while the device computes the next
     for batch in batches:
@@ -82,6 +94,7 @@ def sums_of_batches(evaluator: Callable, params: dict, batches: Iterable[dict], 
         pending = sums
     if pending is not None:
         parts.append(on_host(pending))
+    names = parts[0] if parts else (*SUMS, *(() if byte_lengths is None else ("bytes",)))
     return {name: np.concatenate([part[name] for part in parts] or [[]]) for name in names}
 
 
@@ -95,8 +108,9 @@ def on_host(sums: dict) -> dict:
 
 
 def summary(sums: dict) -> dict:
-    """The metrics of an evaluation from its sums over units [U]: those in SUMS and, for text, 'bytes' and optionally
-    'characters'. Metrics are NaN if nothing was scored.
+    """The metrics of an evaluation from its sums over units [U]: those in SUMS, for text 'bytes' and optionally
+    'characters', and for labels 'answers'. Metrics are NaN if nothing was scored. The accuracy is that of tokens, or of
+    whole answers.
 
     The totals are exact (math.fsum), so they do not depend on the order of the units or on rows of padding. Hence any
     batch size and any number of processes give the same metrics from the same losses.
@@ -104,6 +118,7 @@ def summary(sums: dict) -> dict:
     nll_U, correct_U, tokens_U = (np.asarray(sums[name], np.float64) for name in SUMS)
     nll = math.fsum(nll_U)
     tokens = math.fsum(tokens_U)
+    graded = math.fsum(sums["answers"]) if "answers" in sums else tokens
     loss = nll / tokens if tokens else math.nan
     units = int((tokens_U > 0).sum())
     squares = math.fsum(np.square(nll_U - loss * tokens_U))
@@ -111,7 +126,7 @@ def summary(sums: dict) -> dict:
     return {
         "loss": float(loss),
         **(_text_metrics(sums, nll, loss) if "bytes" in sums else {}),
-        "accuracy": math.fsum(correct_U) / tokens if tokens else math.nan,
+        "accuracy": math.fsum(correct_U) / graded if graded else math.nan,
         "standard_error": float(spread / tokens) if tokens else math.nan,
         "units": units,
         "tokens": int(tokens),

@@ -81,6 +81,7 @@ def blocks(sums: Mapping[str, np.ndarray], metric: str) -> dict[str, list]:
     batch, whose number depends on the devices, are left out: blocks are the same text on every machine.
     """
     value, size = RATIOS[metric]
+    size = "answers" if metric == "accuracy" and "answers" in sums else size
     real_U = np.asarray(sums["tokens"]) > 0
     values_U, sizes_U = (np.asarray(sums[name], np.float64)[real_U] for name in (value, size))
     values_U = values_U / math.log(2) if metric == "bits_per_byte" else values_U

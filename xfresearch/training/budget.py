@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 from xfresearch.data.labels import trains_on_labels
+from xfresearch.data.tasks.samples import ENDLESS
 from xfresearch.run.closed_form import costs
 from xfresearch.run.config import Config
 from xfresearch.runtime.tables import count
@@ -15,7 +16,7 @@ class Budget(NamedTuple):
     tokens: int  # of all updates
     parameters: int  # active ones
     available: int  # tokens of the text to train on
-    epochs: float  # of the corpus that is repeated most
+    epochs: float  # of the corpus that is repeated most; 0 if none ends
 
 
 def of(config: Config, corpora: list) -> Budget:
@@ -23,7 +24,10 @@ def of(config: Config, corpora: list) -> Budget:
     metas = [corpus.meta for corpus in corpora]
     weights = config.data.weights or (1,) * len(metas)
     sequences = config.steps * config.batch_size
-    repeated = [sequences * weight / sum(weights) / meta["n_sequences"] for weight, meta in zip(weights, metas, strict=True)]
+    repeated = [
+        0.0 if meta["n_sequences"] == ENDLESS else sequences * weight / sum(weights) / meta["n_sequences"]
+        for weight, meta in zip(weights, metas, strict=True)
+    ]
     parameters = costs(config.model, config.sequence_length).active_parameters
     return Budget(sequences * config.sequence_length, parameters, sum(meta["n_tokens"] for meta in metas), max(repeated))
 
@@ -31,6 +35,8 @@ def of(config: Config, corpora: list) -> Budget:
 def line(config: Config, budget: Budget) -> str:
     """'1.39 M tokens: 0.77 per parameter (usual for new parameters: 20), 0.37 epochs (up to 4 are ...)'."""
     epochs = f"{budget.epochs:.2g} epochs" if budget.epochs < 10 else f"{budget.epochs:,.0f} epochs"
+    if not budget.epochs:
+        return f"{count(budget.tokens)} tokens, all of them new"
     if not _is_pretraining(config):
         return f"{count(budget.tokens)} tokens, {epochs}"
     each = budget.tokens / budget.parameters

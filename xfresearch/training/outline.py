@@ -14,6 +14,7 @@
 
 
 from xfresearch.data.labels import predicted
+from xfresearch.data.tasks.samples import ENDLESS
 from xfresearch.models.words import model_line
 from xfresearch.run.config import Config
 from xfresearch.runtime import xla_flags
@@ -57,6 +58,8 @@ def data_line(config: Config, train: list, held_out) -> str:
 
 
 def _size(meta: dict) -> str:
+    if meta["n_sequences"] == ENDLESS:
+        return "sequences without end"
     text = f"{amount(meta['n_bytes'], 'B')}, " if meta.get("n_bytes") else ""
     return f"{text}{count(meta['n_tokens'])} tokens in {meta['n_sequences']:,} sequences"
 

@@ -6,7 +6,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from xfresearch.data.majority import Majority, _draw, _partition, _table, number_of_partitions
+from xfresearch.data.tasks.majority import Majority, _draw, _partition, _table, number_of_partitions
 
 LENGTH = 12
 
@@ -33,7 +33,8 @@ def counts(sequence) -> tuple:
 def both(task: Majority, length: int) -> list[tuple[np.ndarray, np.ndarray]]:
     """(tokens, targets) of each split, drawn without the cache, as in another process."""
     _draw.cache_clear()
-    return [task.examples(split, length) for split in task.splits]
+    examples = [task.read(split, range(task.size(split, length)), length) for split in task.splits]
+    return [(each.tokens, each.targets) for each in examples]
 
 
 @pytest.mark.parametrize(
@@ -92,7 +93,7 @@ def test_data_are_those_measured_in_the_docs():
 
 
 def test_label_is_independent_of_class_and_position():
-    tokens_NL, targets_NL = Majority(samples=20_000).examples("train", 50)
+    tokens_NL, targets_NL = both(Majority(samples=20_000), 50)[0]
     labels_N = targets_NL[:, 0]
     shares_C = np.bincount(labels_N, minlength=20) / len(labels_N)
     assert np.abs(shares_C - 1 / 20).max() < 4 * (0.05 * 0.95 / len(labels_N)) ** 0.5  # 4 standard errors

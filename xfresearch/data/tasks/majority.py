@@ -13,18 +13,20 @@ which a model with positions could copy.
 """
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 
 import numpy as np
 
 from xfresearch.config.fields import option
-from xfresearch.data.splits import SPLITS, rows_of
+from xfresearch.data.splits import rows_of
+from xfresearch.data.tasks.samples import Examples, Labelled, one_label_each
 from xfresearch.runtime.errors import require
 
 
 @dataclass(frozen=True)
-class Majority:
+class Majority(Labelled):
     """The options of the corpus, as in `majority:classes=10,margin=4`, and the sequences that they define."""
 
     classes: int = option(20, "number of classes C; tokens and labels are less than it", low=2)
@@ -32,8 +34,6 @@ class Majority:
     per_partition: int = option(10, "sequences of each partition; all are in one split", low=1)
     margin: int = option(6, "minimum lead of the most frequent class over the next, in tokens", low=1)
     seed: int = option(0, "seed of the data; the seed of the run does not change the data", low=0)
-
-    splits = SPLITS
 
     @property
     def vocab_size(self) -> int:
@@ -52,11 +52,17 @@ class Majority:
         reason = f"sequences of {length} tokens have {partitions} partitions with margin={self.margin}"
         require(self.samples <= most, "data.corpus: majority.samples", self.samples, f"at most {most}: {reason}")
 
-    def examples(self, split: str, length: int) -> tuple[np.ndarray, np.ndarray]:
-        """tokens [N, L] and targets [N, L] of a split, int32. Every call returns the same values."""
+    def size(self, split: str, length: int) -> int:
+        return len(range(self.samples)[self._rows(split)])
+
+    def read(self, split: str, indices: Sequence[int], length: int) -> Examples:
+        chosen = np.arange(self.samples)[self._rows(split)][np.asarray(indices, int)]
         tokens_NL, labels_N = _draw(self, length)
-        chosen = rows_of(split, self.samples // self.per_partition, self.per_partition)
-        return tokens_NL[chosen], np.broadcast_to(labels_N[chosen, None], tokens_NL[chosen].shape)
+        tokens_BL = tokens_NL[chosen]
+        return one_label_each(tokens_BL, np.broadcast_to(labels_N[chosen, None], tokens_BL.shape))
+
+    def _rows(self, split: str) -> slice:
+        return rows_of(split, self.samples // self.per_partition, self.per_partition)
 
 
 @lru_cache(maxsize=2)
