@@ -40,13 +40,13 @@ def main(arguments: list[str]) -> None:
     if reason:
         raise UserError(f"{options.name} does not apply to {options.workdir}: {reason}")
     analysis = ANALYSES[options.name]
-    arguments = settings(options, analysis)
+    given = settings(options, analysis)
     if options.step == "all" and analysis.takes("against"):
-        arguments["against"] = lm
+        given["against"] = lm
     results = []
     for each in steps(options, lm):
         state = {"resume": target / f"unfinished_{each.step}.npz"} if analysis.takes("resume") else {}
-        results.append(analysis.run(each, **arguments, **state))
+        results.append(analysis.run(each, **given, **state))
     write(target, results)
     if options.json:
         outcomes = [each.as_dict() for each in results]

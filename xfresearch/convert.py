@@ -66,11 +66,10 @@ def parser() -> command.Parser:
     export_parser.add_argument("folder", metavar="FOLDER", help="a new directory")
     add = export_parser.add_argument
     add("--family", default="", metavar="F", help="model_type to write (default: as imported, or the first that fits)")
-    dtypes = ("float32", "bfloat16", "float16", "float64")
     add(
         "--dtype",
         default="",
-        choices=dtypes,
+        choices=("float32", "bfloat16", "float16", "float64"),
         help="dtype of the files (default: as imported, or that of the parameters)",
     )
     add("--step", type=held_out.at_least(0), metavar="N", help="checkpoint to export (default: the newest good one)")
@@ -207,6 +206,7 @@ def import_folder(options) -> None:
     lm = loading.load(folder, dtype=options.dtype, allow_nonfinite=options.allow_nonfinite)
     seconds = time.perf_counter() - begin
     lm.save(options.workdir)
+    assert lm.source, "a folder has a config.json"
     read = sum(tensor.bytes for tensor in stored_tensors(folder).values())
     print(f"{options.workdir}: {summary(lm.source.config['model_type'], lm, read, seconds)}")
 

@@ -62,7 +62,7 @@ def grids(model: ModelConfig, attribution: dict[str, float]) -> dict[str, np.nda
     arrays = {"by_sublayer": of_sublayer, "sublayers": np.array(names)}
     if of_heads:
         by_head = np.full((model.depth, 1 + max(max(heads) for heads in of_heads.values())), np.nan)
-        for number, heads in of_heads.items():
-            by_head[number, list(heads)] = list(heads.values())
+        for layer, heads in of_heads.items():
+            by_head[layer, list(heads)] = list(heads.values())
         arrays["by_head"] = by_head
     return arrays

@@ -136,8 +136,8 @@ def _written(each: Bound, values: dict, by_head: bool) -> dict:
     if f"{at}.gate" in values:
         gate = values[f"{at}.gate"]
         heads = heads * (gate if gate.ndim == 4 else gate[..., None])
-    parts = jnp.einsum("blhv,hvd->hbld", heads, output_HVD.astype(heads.dtype))
-    parts = [scaled(block, branch, part_BLD, values[f"{at}.raw"]) for part_BLD in parts]
+    written_HBLD = jnp.einsum("blhv,hvd->hbld", heads, output_HVD.astype(heads.dtype))
+    parts = [scaled(block, branch, part_BLD, values[f"{at}.raw"]) for part_BLD in written_HBLD]
     terms = {f"{at}.{number}": part_BLD for number, part_BLD in enumerate(parts)}
     return terms | {f"{at}.rest": out_BLD - sum(parts)}
 

@@ -141,7 +141,7 @@ def _last(kept: Unfinished, states: dict) -> tuple[int, dict]:
     leaves, structure = jax.tree.flatten(states)
     if not saved:
         return 0, states
-    return int(saved["done"]), structure.unflatten([jnp.asarray(saved[str(n)]) for n in range(len(leaves))])
+    return int(saved["done"]), jax.tree.unflatten(structure, [jnp.asarray(saved[str(n)]) for n in range(len(leaves))])
 
 
 def measure(lm, tokens_NL, taps: tuple[str, str], dictionaries: dict, mean_E) -> dict:
@@ -226,8 +226,8 @@ def _folder(lm, taps, size: int, dictionary: sparse.Dictionary, length: int) -> 
     """{name: content} of the dictionary's files, under TransformerLens' names of the taps for values that it has too, and
     ours otherwise."""
     theirs = {ours: name for name, ours in lens_names(lm.config).items()}
-    names = [theirs.get(tap, tap) for tap in taps]
-    content = sparse.files(dictionary, *names, {"context_size": length, "tap": taps[0], "target": taps[1]})
+    read, written = (theirs.get(tap, tap) for tap in taps)
+    content = sparse.files(dictionary, read, written, {"context_size": length, "tap": taps[0], "target": taps[1]})
     return {f"dictionary_{size}/{name}": each for name, each in content.items()}
 
 

@@ -91,7 +91,8 @@ def memories(lm, data=None, count: int = ROWS, length: int = 0, top: int = TOP, 
     names = memories_of(lm.config)
     values = {place: value_tokens(lm, place) for place in names}
     kept = Unfinished(resume, lm.config, lm.params, tokens_NL, top)
-    state = kept.load() or {"next": 0, "top": top}
+    state: dict = {"next": 0, "top": top}
+    state |= kept.load()
     with stage("memories", tokens_NL.size, "tokens") as progress:
         for number, tokens_BL in enumerate(batches(tokens_NL, BATCH)):
             real = min(len(tokens_BL), len(tokens_NL) - number * len(tokens_BL))

@@ -59,22 +59,24 @@ def patching(lm, clean, corrupted, answers=None, sites: tuple[str, ...] = (), re
     metrics = [float(_metric(lm.config, lm.params, each, np.array(answers), Request())[0]) for each in tokens]
     if metrics[0] == metrics[1]:
         raise UserError(f"both prompts have the same difference of logits of {answers}: patching has nothing to explain")
-    data = {"clean": metrics[0], "corrupted": metrics[1]}
+    data: dict[str, np.ndarray | float] = {"clean": metrics[0], "corrupted": metrics[1]}
     with stage("patching", len(sites), "sites") as progress:
         for site in sites:
             exact = effects(lm, tokens[0], tokens[1], site, answers)
             linear = attribution(lm, tokens[0], tokens[1], site, answers)
             span = metrics[0] - metrics[1]
-            data[site], data[f"attribution/{site}"] = (exact - metrics[1]) / span, linear / span
+            effect, attributed = (exact - metrics[1]) / span, linear / span
+            data[site], data[f"attribution/{site}"] = effect, attributed
             both = np.isfinite(exact)
-            pair = data[site][both], data[f"attribution/{site}"][both]
+            pair = effect[both], attributed[both]
             data[f"correlation/{site}"] = float(np.corrcoef(*pair)[0, 1]) if pair[0].std() and pair[1].std() else np.nan
             progress.update(1)
-    data["paths"] = (paths(lm, *tokens, receiver, answers) - metrics[1]) / (metrics[0] - metrics[1])
-    summary = {name: (value, np.nan) for name, value in data.items() if np.ndim(value) == 0}
+    direct = (paths(lm, tokens[0], tokens[1], receiver, answers) - metrics[1]) / (metrics[0] - metrics[1])
+    summary = {name: (value, np.nan) for name, value in data.items() if isinstance(value, float)}
+    data["paths"] = direct
     line = about(lm, tokens[1], tokens[1])
     texts = [shown(lm.tokenizer, [token]) for token in tokens[1][0]]
-    pictures = (*_pictures(data, sites, texts), _paths_picture(lm.config, data["paths"], receiver))
+    pictures = (*_pictures(data, sites, texts), _paths_picture(lm.config, direct, receiver))
     return Result("patching", line, lm.step, data, summary, pictures, (_table(data, sites, texts),))
 
 

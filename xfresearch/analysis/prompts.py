@@ -33,8 +33,8 @@ def prompt_of(lm, record: Record, target: str | None = None) -> Prompt:
     ends = np.cumsum(sizes)
     inside = (ends > start) & (ends - sizes < start + len(record.subject.encode()))
     first, last = np.flatnonzero(inside)[[0, -1]]
-    target = target_tokens(lm, record.text, record.target if target is None else target)
-    return Prompt(tuple(tokens), int(first), int(last), target)
+    wanted = target_tokens(lm, record.text, record.target if target is None else target)
+    return Prompt(tuple(tokens), int(first), int(last), wanted)
 
 
 def target_tokens(lm, text: str, target: str) -> tuple[int, ...]:

@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -73,7 +73,7 @@ class Result:
     name: str
     about: str
     step: int
-    data: dict[str, np.ndarray | float]
+    data: Mapping[str, np.ndarray | float]
     summary: dict[str, tuple[float, float]]
     pictures: tuple[HeatMap | LineChart, ...] = ()
     tables: tuple[Table, ...] = ()

@@ -97,7 +97,7 @@ def biases(lm) -> dict[str, np.ndarray]:
     by_path = {}
     for each in lm.config.sublayers(has="mixture"):
         bias_RE = lm.params["blocks"][each.layer.stack][each.name].get("router_bias")
-        by_path[each.path] = np.float32(0) if bias_RE is None else np.asarray(bias_RE[each.layer.index])
+        by_path[each.path] = np.zeros((), np.float32) if bias_RE is None else np.asarray(bias_RE[each.layer.index])
     return by_path
 
 

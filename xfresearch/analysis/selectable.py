@@ -36,10 +36,10 @@ def selectable(keys_ND) -> Selectable:
     queries_ND = _search(centred_ND)
     weights = {}
     open_keys = np.flatnonzero(np.isnan(queries_ND[:, 0]))
-    for i in open_keys:
+    for i in map(int, open_keys):
         query_D, weights_N = _decide(centred_ND, i)
         if query_D is None:
-            weights[int(i)] = weights_N
+            weights[i] = weights_N
         else:
             queries_ND[i] = query_D
     return Selectable(keys_ND, ~np.isnan(queries_ND[:, 0]), queries_ND, weights, len(open_keys))

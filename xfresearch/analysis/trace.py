@@ -85,7 +85,7 @@ def trace(
         layer, token = np.unravel_index(np.nanargmax(mean_NC), mean_NC.shape)
         summary[f"{value}, layer {layer}, {CLASSES[token]}"] = mean_interval(of_facts[value][:, layer, token])
     facts = {f"{value}_facts": x_FNC for value, x_FNC in of_facts.items()} | {"clean": clean_F, "corrupted": corrupted_F}
-    facts |= {f"{value}_p": stands_out(x_FNC) for value, x_FNC in of_facts.items()}
+    facts |= {f"{value}_p": np.asarray(stands_out(x_FNC)) for value, x_FNC in of_facts.items()}
     drawn = f"{samples} draws of noise of {noise:g} x {sigma:.3g}"
     line = f"{len(records)} facts, {drawn}, windows of {window} of {lm.config.depth} layers; step {lm.step}"
     pictures = (*_pictures(means), *_example(lm, prompts[0], measured[0]))

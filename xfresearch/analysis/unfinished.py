@@ -20,7 +20,7 @@ class Unfinished:
 
     def __init__(self, path, *of):
         self.path = epath.Path(path) if str(path) else None
-        self.signature = np.frombuffer(_digest(of), np.uint8) if self.path else None
+        self.signature = np.frombuffer(_digest(of) if self.path else b"", np.uint8)
         self.written = time.monotonic()
 
     def load(self) -> dict[str, np.ndarray]:
@@ -31,7 +31,8 @@ class Unfinished:
             arrays = read_arrays(self.path)
         except UserError:
             return {}
-        return arrays if np.array_equal(arrays.pop("signature", None), self.signature) else {}
+        signature = arrays.pop("signature", None)
+        return arrays if signature is not None and np.array_equal(signature, self.signature) else {}
 
     def save(self, arrays: dict, ended: bool = False) -> None:
         """Keeps the arrays if the last time was a minute ago, or if they are those of the end."""

@@ -57,14 +57,14 @@ def _decode(config: str, *overrides: str) -> tuple[str, ...]:
 
 
 COMPILED = ("--against", "torch_compile", "--apart")
-SMALL = ("model.width=768", "model.depth=12", "model.blocks.main.attention.heads=12")
+SMALL: tuple[str, ...] = ("model.width=768", "model.depth=12", "model.blocks.main.attention.heads=12")
 SMALL += ("sequence_length=1024", "batch_size=16", "model.vocab_size=50304", "model.dtype=bfloat16")
 BIASED = tuple(f"configs/variants.py:{name}" for name in ("alibi", "t5", "relative_key", "adaptive_span", "learned_sink"))
 OTHERS = tuple(f"configs/variants.py:{name}" for name in ("differential", "query_identity_whole", "value_is_key"))
 OTHERS = ("configs/lambda_lm.py", "configs/no_query.py", *OTHERS)
 ROPE, DOCUMENTS = (f"xfresearch/benchmarks/positions.py:{name}" for name in ("rope", "documents"))
-LOOP = ("xfresearch.bench", "loop", *GPT2_FILE, "--config.batch_size=32", "--updates", "20", "--rounds", "3")
-LOOP += ("--json", "{figures}")
+LOOP_FLAGS = ("--config.batch_size=32", "--updates", "20", "--rounds", "3", "--json", "{figures}")
+LOOP = ("xfresearch.bench", "loop", *GPT2_FILE, *LOOP_FLAGS)
 DECODE, BILLION = _decode(GPT2[0], GPT2[2]), _decode(LLAMA[0], *LLAMA[2:])
 PEER = ("--config.model.dtype=float32", "--against", "transformers_static")
 TRAINED = "trains 20 updates, evaluates, generates, saves, is stopped and resumed, and trains in float32"

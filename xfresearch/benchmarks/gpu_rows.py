@@ -174,8 +174,9 @@ def kernel_tests(*_) -> dict:
         command = [sys.executable, "-m", "pytest", "-vv", "-m", "gpu", "-p", "no:cacheprovider", f"--junitxml={report}"]
         own = {"JAX_PLATFORMS": os.environ.get("JAX_PLATFORMS", "cuda,cpu"), "XLA_FLAGS": os.environ.get("XLA_FLAGS", "")}
         subprocess.run([*command, *gpu_test_files()], env=os.environ | own)
-        counts = dict(ElementTree.parse(report).getroot().find("testsuite").attrib)
-        bad = [case.get("name") for case in ElementTree.parse(report).iter("testcase") if case.find("failure") is not None]
+        cases = ElementTree.parse(report)
+        counts = next(cases.iter("testsuite")).attrib
+        bad = [case.get("name", "") for case in cases.iter("testcase") if case.find("failure") is not None]
     ran = int(counts["tests"]) - int(counts["skipped"])
     figures = {"tests": ran, "failed": bad, "words": f"{ran} tests, {len(bad)} failed"}
     return figures | {"problems": [f"failed: {', '.join(bad)}"] if bad else [] if ran else ["no test ran"]}

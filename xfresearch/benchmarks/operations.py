@@ -7,7 +7,7 @@ share counts once; and arrays that stay in the cache take less time than the flo
 
 import re
 import tempfile
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -29,7 +29,7 @@ def report(timer: Timer, dtype: str) -> list[dict]:
 
     seconds, (floors, known) = by_operation(timer), floors_by_operation(timer.compiled_text(), rates(dtype))
     total = sum(seconds.values())
-    rows = []
+    rows: list[dict] = []
     for name, own in seconds.items():
         floor = floors.get(name)
         rows.append({"operation": name, "seconds": own, "floor_seconds": floor, "floors": own / floor if floor else None})
@@ -79,9 +79,9 @@ def _streams(planes) -> Iterable[list]:
             yield [(event.name, str(dict(event.stats).get("hlo_op", "")), event.duration_ns) for event in line.events]
 
 
-def device_times(events: Iterable[tuple[str, str, float]], kinds: Mapping[str, str]) -> Counter:
+def device_times(events: Iterable[tuple[str, str, float]], kinds: Mapping[str, str]) -> dict[str, float]:
     """Nanoseconds of each kind of operation on a stream, whose kernels run one after another."""
-    times: Counter = Counter()
+    times: dict[str, float] = defaultdict(float)
     for kernel, instruction, duration in events:
         name = instruction or kernel
         times[kinds.get(name, without_number(name))] += duration
@@ -111,10 +111,12 @@ def floors_by_operation(text: str, rates) -> tuple[dict[str, float], bool]:
 
 def kinds_of_instructions(text: str) -> dict[str, str]:
     """{instruction: 'matrix products' or 'reductions'} of a compiled program, for those that are one or fuse one."""
-    inside, fused, computation = {}, {}, set()  # the operations of each computation; {instruction: (operation, computation)}
+    inside: dict[str, set[str]] = {}  # the operations of each computation
+    fused: dict[str, tuple[str, str]] = {}  # {instruction: (operation, computation)}
+    computation: set[str] = set()
     for line in text.splitlines():
-        if line.endswith("{") and (name := re.match(r"(?:ENTRY )?%?([\w.-]+) ", line)):
-            computation = inside.setdefault(name[1], set())
+        if line.endswith("{") and (begins := re.match(r"(?:ENTRY )?%?([\w.-]+) ", line)):
+            computation = inside.setdefault(begins[1], set())
         elif found := INSTRUCTION.match(line):
             computation.add("dot" if "__cublas$" in line else found[2])
             fused[found[1]] = "dot" if "__cublas$" in line else found[2], found[3]
@@ -126,9 +128,10 @@ def kinds_of_instructions(text: str) -> dict[str, str]:
     return kinds
 
 
-def own_times(events: Iterable[Event], kinds: Mapping[str, str]) -> Counter:
+def own_times(events: Iterable[Event], kinds: Mapping[str, str]) -> dict[str, float]:
     """Nanoseconds of each kind of operation on one thread, without those of the operations that it calls."""
-    times, calling = Counter(), []
+    times: dict[str, float] = defaultdict(float)
+    calling: list[tuple[str, float]] = []  # the operations that have not ended: (kind, end)
     for name, begin, duration in sorted(events, key=lambda event: (event[1], -event[2])):
         while calling and begin >= calling[-1][1]:
             calling.pop()
@@ -137,4 +140,4 @@ def own_times(events: Iterable[Event], kinds: Mapping[str, str]) -> Counter:
             times[calling[-1][0]] -= duration
         times[kind] += duration
         calling.append((kind, begin + duration))
-    return Counter({kind: time for kind, time in times.items() if not WAITS.search(kind)})
+    return {kind: time for kind, time in times.items() if not WAITS.search(kind)}

@@ -26,21 +26,25 @@ class Peer:
     def __init__(self, name: str, command: list[str], environment: dict[str, str]):
         self.name = name
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - a pipe would stop the process when it is full
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": self._errors}
-        self._process = subprocess.Popen(command, env=os.environ | environment, text=True, **pipes)
+        pipe = subprocess.PIPE
+        self._process = subprocess.Popen(
+            command, env=os.environ | environment, text=True, stdin=pipe, stdout=pipe, stderr=self._errors
+        )
+        assert self._process.stdin and self._process.stdout
+        self._requests, self._answers = self._process.stdin, self._process.stdout
         self.start = self._read()
         self.losses: list[float] = self.start.get("losses", [])
 
     def __call__(self) -> float:
-        self._process.stdin.write("update\n")
-        self._process.stdin.flush()
+        self._requests.write("update\n")
+        self._requests.flush()
         row = self._read()
         self.losses.append(row["loss"])
         return row["seconds"]
 
     def end(self) -> dict:
         """The figures of its end. The process has ended, and its memory is free."""
-        self._process.stdin.close()
+        self._requests.close()
         answer = self._read()
         self.kill()
         return answer
@@ -52,7 +56,7 @@ class Peer:
 
     def _read(self) -> dict:
         """The next JSON object. Raises UserError with the last line of the process's errors if it ended without one."""
-        while line := self._process.stdout.readline():
+        while line := self._answers.readline():
             if line.startswith("{"):
                 return json.loads(line)
         self._process.wait()

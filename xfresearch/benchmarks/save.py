@@ -10,7 +10,8 @@ the ratio of a round's saves, with its quartiles. A disk's noise is larger than 
 """
 
 import time
-from contextlib import nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from unittest import mock
 
 from xfresearch.benchmarks.flags import add_json, add_sizes, write_figures
@@ -41,7 +42,7 @@ def run(a) -> None:
         raise UserError(f"--megabytes={a.megabytes} is not allowed: it must be at least {4 * ARRAYS}")
     drawn = jax.jit(lambda key: jax.random.normal(key, shape))
     params = {str(number): drawn(jax.random.key(number)) for number in range(ARRAYS)}
-    ways = {
+    ways: dict[str, Callable[[], AbstractContextManager]] = {
         "now": nullcontext,
         "before": lambda: mock.patch.multiple(store, digests=weak_sums, fault=lambda *_: ""),
     }

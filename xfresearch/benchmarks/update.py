@@ -63,7 +63,7 @@ def run(a) -> None:
     if a.grow:
         from xfresearch.benchmarks import growth
 
-        configs = growth.grown(a.grow, a.config[0], a.overrides)
+        configs: dict = growth.grown(a.grow, a.config[0], a.overrides)
     else:
         configs = {name: read(name, a.overrides) for name in a.config}
     first = next(iter(configs.values()))

@@ -33,12 +33,12 @@ def compare(each: list[Run], summaries: dict[str, dict], margin: float) -> list[
     its interval, and `flops`, those of training relative to the first group (None if unknown). Groups after the first one
     have the `difference` of means and a `verdict`, with two seeds or more of both also the interval and p. `summaries` has
     each run's costs and held-out loss."""
-    compared = []
-    for group in grouped(each):
-        paths = [run.path for run in group]
+    compared: list[dict] = []
+    for members in grouped(each):
+        paths = [run.path for run in members]
         losses = [summaries[path]["held_out"]["value"] for path in paths if summaries[path]["held_out"]]
         mean, half = mean_interval(losses)
-        seeds = [run.config.seed if run.rows else None for run in group]
+        seeds = [run.config.seed if run.rows else None for run in members]
         known = {"losses": losses, "mean": mean if losses else None, "half": half}
         compared.append({"runs": paths, "seeds": seeds, **known, "flops": _flops(summaries[paths[0]])})
     first = compared[0]

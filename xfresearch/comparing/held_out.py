@@ -73,8 +73,10 @@ def measure(model: Loaded, options, reference: Reference) -> Measured:
     step = model.lm.step
     manifest.require_same_everywhere({f"checkpoint of {model.path}": str(step), "held-out data": data.digest})
     scores = held_out.Scorer(model.lm, data, options.batch_size, model.mesh)(model.lm.params, model.path)
-    sums = scores if isinstance(data, Rows) else _unit_sums(data, scores, reference.data)
-    return Measured(step, model.config, model.tokenizer, model.tasks, sums)
+    if isinstance(data, Rows):
+        return Measured(step, model.config, model.tokenizer, model.tasks, scores)
+    assert isinstance(reference.data, losses.Text), "text is compared with text"
+    return Measured(step, model.config, model.tokenizer, model.tasks, _unit_sums(data, scores, reference.data))
 
 
 def _same_data(lm: LanguageModel, path: str, digest: str, options, reference: Reference):
@@ -87,6 +89,7 @@ def _same_data(lm: LanguageModel, path: str, digest: str, options, reference: Re
         raise UserError(f"RUN={path} is not allowed: its tokenizer is another one, and it predicts {predicted(lm.run.data)}")
     text = losses.read_text(lm, path, options.data, options.split, options.sequence_length, options.stride)
     starts_T = byte_starts(text)
+    assert isinstance(reference.data, losses.Text), "rows have no tokenizer"
     end = edges(reference.data)[-1]
     return text._replace(rows=[row for row in text.rows if starts_T[row[0].scored] < end])
 

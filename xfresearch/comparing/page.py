@@ -44,7 +44,7 @@ def charts(runs: list[Run], measure: str, unit: str) -> dict[str, list[tuple[str
         for kind, title in KINDS.items():
             points = [thinned(curve(run, kind, measure, axis)) for run in runs]
             curves = [
-                Curve(own, width=1.3, marked=kind == "evaluation", **style)
+                Curve(own, style["colour"], 1.3, kind == "evaluation", style["dashes"])
                 for own, style in zip(points, styles(len(runs)), strict=True)
                 if len(own)
             ]

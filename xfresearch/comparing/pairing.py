@@ -100,11 +100,9 @@ def agresti_min(higher: int, lower: int, n: int) -> list[float]:
     correctly, only the reference `lower` of them."""
     from scipy.stats import norm
 
-    higher += 0.5
-    lower += 0.5
-    n += 2
-    center = (higher - lower) / n
-    margin = float(norm.ppf((1 + CONFIDENCE) / 2)) * math.sqrt(higher + lower - (higher - lower) ** 2 / n) / n
+    up, down, n = higher + 0.5, lower + 0.5, n + 2
+    center = (up - down) / n
+    margin = float(norm.ppf((1 + CONFIDENCE) / 2)) * math.sqrt(up + down - (up - down) ** 2 / n) / n
     return [max(center - margin, -1.0), min(center + margin, 1.0)]
 
 

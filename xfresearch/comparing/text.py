@@ -61,7 +61,7 @@ def _pair_cells(pair: dict) -> tuple[str, ...]:
 
 def group_rows(data: dict) -> list[tuple[str, ...]]:
     """The cells of each group of runs that differ in the seed alone, under GROUP_TITLES."""
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for group in data["groups"]:
         seeds = ", ".join(ABSENT if seed is None else str(seed) for seed in group["seeds"])
         own = (", ".join(f"{loss:.4f}" for loss in group["losses"]) or ABSENT, _known(group["mean"], "{:.4f}"))
@@ -78,7 +78,7 @@ def _known(value: float | None, form: str) -> str:
 
 def task_rows(data: dict) -> list[tuple[str, ...]]:
     """The cells of each task, metric and run under TASK_TITLES."""
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for name, metrics in data["tasks"].items():
         for metric, pairs in metrics.items():
             for path, pair in pairs.items():

@@ -48,7 +48,7 @@ class Batches:
         self._seed = config.seed if seed is None else seed
         self._order = _order(self.corpora, config.data.weights, self._seed)
 
-    def batch(self, step: int, rows: Sequence[int] | None = None) -> dict[str, np.ndarray]:
+    def batch(self, step: int, rows: Sequence[int] | np.ndarray | None = None) -> dict[str, np.ndarray]:
         """Arrays [batch_size, L] of `step`, or only the given `rows` of them; no other row is read."""
         size = self.config.batch_size
         rows = range(size) if rows is None else rows
@@ -81,7 +81,7 @@ class Batches:
         ]
         return counts[0] / counts[1] or None
 
-    def iterate(self, start: int, stop: int, rows: Sequence[int] | None = None) -> "Prefetch":
+    def iterate(self, start: int, stop: int, rows: Sequence[int] | np.ndarray | None = None) -> "Prefetch":
         """(step, batch) for steps in [start, stop). A thread prefetches config.data.prefetch of them."""
         return Prefetch(lambda step: self.batch(step, rows), range(start, stop), self.config.data.prefetch)
 

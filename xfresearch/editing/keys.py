@@ -75,7 +75,8 @@ def covariance(lm, place: str, data: str = "", tokens: int = TOKENS) -> np.ndarr
     kept = Unfinished(cache_root(lm.run.data) / "covariance" / f"{digest_of(*of)}.npz", *of)
     values = values_of(lm, place)
     heads, M = sum(map(len, values.groups())), values.values_GMV.shape[1]
-    state: dict = kept.load() or {"sum": np.zeros((heads, M, M)), "next": 0}
+    state: dict = {"sum": np.zeros((heads, M, M)), "next": 0}
+    state |= kept.load()
     sum_HMM, first = np.array(state["sum"]), int(state["next"])
     if first < len(tokens_NL):
         with stage(f"covariance of {place}", tokens_NL.size, "tokens") as progress:

@@ -90,11 +90,11 @@ def measure(lm, requests: Sequence[Record], generate: bool = True, seed: int = 0
 def prompts_of(record: Record, most: int = 0) -> list[tuple[str, str, str, str]]:
     """(kind, prompt, the object that it should have after the edit, the other one) of a request: of each kind the first
     `most`, 0 for all."""
-    most = most or None
+    first = slice(most or None)
     asked = [("efficacy", record.text, record.target_new, record.target)]
-    asked += [("paraphrase", text, record.target_new, record.target) for text in record.paraphrases[:most]]
-    asked += [("neighbourhood", text, answer, record.target_new) for text, answer in record.neighbours[:most]]
-    return asked + [("ripple", text, after, before) for text, after, before in record.consequences[:most]]
+    asked += [("paraphrase", text, record.target_new, record.target) for text in record.paraphrases[first]]
+    asked += [("neighbourhood", text, answer, record.target_new) for text, answer in record.neighbours[first]]
+    return asked + [("ripple", text, after, before) for text, after, before in record.consequences[first]]
 
 
 def joined(parts: Sequence[Measured], requests: Sequence[Record]) -> Measured:

@@ -61,8 +61,9 @@ def values_of(lm: LanguageModel, place: str) -> Values:
     if not part.heads:
         return Values(path, part.gain, part.gain * value.reshape(1, -1, value.shape[-1]), None)  # of experts E F rows
     options = sublayer_of(lm.config, place).options
-    if getattr(options, "output_gate", "none") != "none":  # W_h would be another one for each token
-        what = f"output_gate={options.output_gate!r} multiplies what the slots write before W_O"
+    gate = getattr(options, "output_gate", "none")
+    if gate != "none":  # W_h would be another one for each token
+        what = f"output_gate={gate!r} multiplies what the slots write before W_O"
         raise UserError(f"place={place!r} is not allowed with rome and memit: {what}; use fine-tuning")
     values_GMV = part.gain * value.swapaxes(0, 1)
     V = values_GMV.shape[-1]
@@ -132,21 +133,22 @@ def memit_change(values: Values, covariance_GMM: np.ndarray, keys_NHM, asked_ND:
     """The change [G, M, V] of MEMIT for keys_NHM that should write asked_ND more (see above). weight: a. Raises UserError if
     C is singular."""
     covariance_GMM = weight * covariance_GMM
-    if values.output_HVD is None:
+    output_HVD = values.output_HVD
+    if output_HVD is None:
         K_NM = keys_NHM[:, 0]
         return linalg.cho_solve(_factor(covariance_GMM[0] + K_NM.T @ K_NM), K_NM.T @ asked_ND)[None]
     groups = values.groups()
     solved = [_solve_heads(C_MM, keys_NHM[:, heads]) for C_MM, heads in zip(covariance_GMM, groups, strict=True)]
 
     def change(mu_ND) -> np.ndarray:
-        outputs = (values.output_HVD[heads] for heads in groups)
+        outputs = (output_HVD[heads] for heads in groups)
         pairs = zip(solved, outputs, strict=True)
         return np.stack([np.einsum("nhm,hvd,nd->mv", s_NhM, W_hVD, mu_ND, optimize=True) for s_NhM, W_hVD in pairs])
 
     def all_written(mu_X) -> np.ndarray:
         written_ND = mu_X.reshape(asked_ND.shape)
         for change_MV, heads in zip(change(written_ND), groups, strict=True):
-            arrays = keys_NHM[:, heads], change_MV, values.output_HVD[heads]
+            arrays = keys_NHM[:, heads], change_MV, output_HVD[heads]
             written_ND = written_ND + np.einsum("nhm,mv,hvd->nd", *arrays, optimize=True)
         return written_ND.ravel()
 
@@ -164,12 +166,12 @@ def _solve_heads(C_MM: np.ndarray, keys_NhM: np.ndarray) -> np.ndarray:
 
 def written(values: Values, change_GMV: np.ndarray, key_HM: np.ndarray) -> np.ndarray:
     """[D]: what key_HM writes through values, or a change of values."""
-    total = 0.0
+    terms = []
     for change_MV, heads in zip(change_GMV, values.groups(), strict=True):
         for head in heads:
             of_head_V = key_HM[head] @ change_MV
-            total = total + (of_head_V if values.output_HVD is None else of_head_V @ values.output_HVD[head])
-    return total
+            terms.append(of_head_V if values.output_HVD is None else of_head_V @ values.output_HVD[head])
+    return np.sum(terms, 0)
 
 
 def _factor(C_MM: np.ndarray) -> tuple:

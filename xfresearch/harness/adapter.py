@@ -30,7 +30,9 @@ class Adapter(TemplateLM):
     def __init__(self, lm: LanguageModel, items: Items, length: int, batch_size: int, mesh=None, name="the model"):
         super().__init__()
         self.name = name
+        assert lm.tokenizer, "measuring.measure refuses a model without one"
         self.lm = lm
+        self.tokenizer = lm.tokenizer
         self.items = items
         self.length = length
         self.batch_size = batch_size
@@ -41,7 +43,7 @@ class Adapter(TemplateLM):
 
     @property
     def eot_token_id(self) -> int:
-        return self.lm.tokenizer.end_of_text
+        return self.tokenizer.end_of_text
 
     @property
     def prefix_token_id(self) -> int:
@@ -49,21 +51,21 @@ class Adapter(TemplateLM):
 
     @property
     def begin_of_text(self) -> int | None:
-        return self.lm.tokenizer.begin_of_text
+        return self.tokenizer.begin_of_text
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_) -> list[int]:
         """The tokens of `string`. Unless it is a continuation, it starts with the tokenizer's begin-of-text token, if
         there is one, because models with such a token were trained with it."""
-        begins = self.begin_of_text is not None and add_special_tokens is not False
-        tokens = self._check_tokens(self.lm.tokenizer.encode(string.encode("utf-8", "replace")).tolist())
-        return [self.begin_of_text, *tokens] if begins else tokens
+        begin = None if add_special_tokens is False else self.begin_of_text
+        tokens = self._check_tokens(self.tokenizer.encode(string.encode("utf-8", "replace")).tolist())
+        return tokens if begin is None else [begin, *tokens]
 
     def loglikelihood(self, requests, disable_tqdm: bool = True) -> list[tuple[float, bool]]:
         return super().loglikelihood(requests, disable_tqdm)
 
     def _loglikelihood_tokens(self, requests, **_) -> list[tuple[float, bool]]:
         def solve(pairs: list) -> Iterator:
-            return self._score([scoring.continuation_windows(*pair, self.length) for pair in pairs])
+            return self._score([scoring.continuation_windows(before, after, self.length) for before, after in pairs])
 
         # A context of only spaces is empty here: lm_eval has moved them to the continuation.
         pairs = [(context or [self.prefix_token_id], continuation) for _, context, continuation in requests]

@@ -51,7 +51,8 @@ def _measured(step: int | None, options) -> dict:
     """The results of one checkpoint, which are printed."""
     from xfresearch.harness.measuring import measure
 
-    model = measure(options.workdir, *open_model(options.workdir, step), options)
+    lm, mesh = open_model(options.workdir, step)
+    model = measure(options.workdir, lm, mesh, options)
     if distributed.first():
         print(f"{model['workdir']}, step {model['step']}; answers are saved in {model['kept_in']}", file=sys.stderr)
         print(table(columns(model["tasks"])))

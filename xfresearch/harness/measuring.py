@@ -58,7 +58,8 @@ def max_length(lm: LanguageModel, requested: int) -> int:
 
 def answers_folder(path: str, lm: LanguageModel, length: int) -> Path:
     """The folder of a model's answers."""
-    model = [digests({"params": lm.params}), asdict(lm.config), lm.tokenizer.digest, length]
+    tokenizer = lm.tokenizer and lm.tokenizer.digest
+    model = [digests({"params": lm.params}), asdict(lm.config), tokenizer, length]
     return answers_root(path, lm) / digest(model)
 
 

@@ -105,7 +105,8 @@ def score(
     yield [(index, (0.0, True)) for index, windows in enumerate(requests) if not windows]
     pending = None  # the host fetches one batch's outputs while the device computes the next
     for rows, sizes in batches(requests, length, batch_size, mesh):
-        arrays = make_batch(rows, *sizes, mesh)
+        count, tokens, targets = sizes
+        arrays = make_batch(rows, count, tokens, targets, mesh)
         outputs = scorer(params, *arrays)
         if pending:
             yield collect(*pending)

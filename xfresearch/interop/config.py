@@ -5,7 +5,8 @@ import re
 from xfresearch.config.reading import from_dict
 from xfresearch.interop.by_layer import period_of
 from xfresearch.interop.family import MISSING, REQUIRED, Family, Unsupported
-from xfresearch.interop.rope import read_rope, rope_names, write_rope
+from xfresearch.interop.rope import Rope, read_rope, rope_names, write_rope
+from xfresearch.models.block_config import BlockConfig
 from xfresearch.models.layers import layers
 from xfresearch.models.mixers.softmax.config import SoftmaxConfig
 from xfresearch.models.mixers.softmax.projections import logit_scale
@@ -114,18 +115,24 @@ def write_config(family: Family, model: ModelConfig) -> dict:
         elif key.default is REQUIRED:
             written[key.theirs] = 1  # any size: the two models differ in their layout or kind
     written |= {key: written[other] for key, other in family.same.items() if other in written}
-    if family.rope and isinstance(blocks[0].attention, SoftmaxConfig):
-        written |= write_rope(family.rope, *_attention_by_type(family, blocks))
+    if family.rope and _softmax(blocks[0]):
+        written |= write_rope(family.rope, *_attention_by_type(family.rope, blocks))
     if family.by_layer:
         written |= family.by_layer.write(blocks)
     return written
 
 
-def _attention_by_type(family: Family, blocks: list) -> list[SoftmaxConfig]:
+def _softmax(block: BlockConfig) -> SoftmaxConfig | None:
+    """The softmax attention of a block; None if its attention is of another kind."""
+    attention = block.sublayers["attention"]
+    return attention if isinstance(attention, SoftmaxConfig) else None
+
+
+def _attention_by_type(rope: Rope, blocks: list[BlockConfig]) -> list[SoftmaxConfig]:
     """The attention of the first layer, or of the first layer with full attention and of the first with a window."""
-    if not family.rope.by_type:
-        return [blocks[0].attention]
-    attention = [each.attention for each in blocks if isinstance(each.attention, SoftmaxConfig)]
+    attention = [softmax for each in blocks if (softmax := _softmax(each))]
+    if not rope.by_type:
+        return attention[:1]
     full = next((each for each in attention if not each.window), attention[0])
     return [full, next((each for each in attention if each.window), full)]
 
@@ -136,8 +143,8 @@ def value_at(model: ModelConfig, path: str):
     if not path.startswith("*."):
         return _field(model, path)
     blocks = [model.blocks[layer.block] for layer in layers(model)]
-    if path == "*.attention.scale" and isinstance(blocks[0].attention, SoftmaxConfig):
-        return logit_scale(blocks[0].attention, model.width)
+    if path == "*.attention.scale" and (softmax := _softmax(blocks[0])):
+        return logit_scale(softmax, model.width)
     values = (_field(block, path.removeprefix("*.")) for block in blocks)
     return next((value for value in values if value is not MISSING), MISSING)
 

@@ -71,7 +71,7 @@ class Part(NamedTuple):
     """The slice of one of our parameters that a Hugging Face tensor, or a part of it, holds."""
 
     path: str  # 'blocks/main/attention/query/kernel'
-    index: tuple[int, ...]  # in the leading dimensions: the layer in its stack, then the expert
+    index: tuple[int, ...]  # type: ignore[assignment]  # in the leading dimensions: the layer in its stack, then the expert
     letters: str  # of the remaining dimensions
     shape: tuple[int, ...]
 

@@ -106,7 +106,7 @@ def _shards(folder: Path) -> list[Path]:
     """The files model-00001-of-N.safetensors to N of a folder without an index; [] if there are none. Raises UserError if
     one is missing."""
     found = [file for file in files_in(folder, pattern="model-*.safetensors") if SHARD.fullmatch(file.name)]
-    totals = {SHARD.fullmatch(file.name)[2] for file in found}
+    totals = {match[2] for file in found if (match := SHARD.fullmatch(file.name))}
     if len(totals) > 1:
         raise UserError(f"{folder}: it has shards of several models, {found[0].name} and {found[-1].name}, and no {INDEX}")
     names = [f"model-{number + 1:05}-of-{total}.safetensors" for total in totals for number in range(int(total))]

@@ -25,7 +25,7 @@ FAMILY = replace(
     gemma.FAMILY,
     name="gemma2",
     architecture="Gemma2ForCausalLM",
-    fixed=gemma.FAMILY.fixed | {"*.layout": "peri_norm"},
+    fixed={**gemma.FAMILY.fixed, "*.layout": "peri_norm"},
     keys=(
         *(key for key in gemma.FAMILY.keys if key.theirs != "hidden_act"),
         llama.kv_heads(4),

@@ -20,7 +20,7 @@ FAMILY = replace(
     gemma2.FAMILY,
     name="gemma3_text",
     architecture="Gemma3ForCausalLM",
-    fixed=gemma2.FAMILY.fixed | {"*.attention.qk_norm": "rms"},
+    fixed={**gemma2.FAMILY.fixed, "*.attention.qk_norm": "rms"},
     keys=(
         *(key for key in gemma2.FAMILY.keys if key.theirs != "attn_logit_softcapping"),
         Key("vocab_size", "vocab_size", 262_208),

@@ -121,8 +121,8 @@ def read_params(folder: Path, header: Header, abstract: dict, allow_nonfinite: b
     Raises UserError, too, for a value that is NaN or infinite; with `allow_nonfinite` that is a warning.
     """
     _, family, stored, _, model = header
-    leaves, structure = jax.tree_util.tree_flatten_with_path(abstract)
-    leaves = {path_name(path): leaf for path, leaf in leaves}
+    with_paths, structure = jax.tree_util.tree_flatten_with_path(abstract)
+    leaves = {path_name(path): leaf for path, leaf in with_paths}
     shapes = {path: leaf.shape for path, leaf in leaves.items()}
     expected = {mapping.name: mapping for mapping in mappings(family, model, shapes)}
     bare = bool(family.prefix) and not any(name.startswith(family.prefix) for name in stored)
@@ -137,7 +137,7 @@ def read_params(folder: Path, header: Header, abstract: dict, allow_nonfinite: b
             check_finite(stored[name], tensor, allow_nonfinite)
             fill(shards, mapping, tensor)
             bar.update(stored[name].bytes)
-    return structure.unflatten([shards.pop(path).array() for path in leaves]), bare
+    return jax.tree.unflatten(structure, [shards.pop(path).array() for path in leaves]), bare
 
 
 def check(
@@ -214,9 +214,10 @@ class Shards:
     def __init__(self, leaf: jax.ShapeDtypeStruct):
         self.leaf = leaf
         indices = leaf.sharding.addressable_devices_indices_map(leaf.shape).values()
-        self.buffers = {bounds_of(index, leaf.shape): None for index in indices}
-        for bounds in self.buffers:
-            self.buffers[bounds] = _aligned([stop - start for start, stop in bounds], leaf.dtype)
+        self.buffers = {
+            bounds: _aligned([stop - start for start, stop in bounds], leaf.dtype)
+            for bounds in dict.fromkeys(bounds_of(index, leaf.shape) for index in indices)
+        }
 
     def write(self, index: tuple[int, ...], values: np.ndarray, order) -> None:
         """Writes `values`, their last dimension taken in `order`, to array[index]."""
@@ -229,7 +230,7 @@ class Shards:
     def array(self) -> jax.Array:
         leaf = self.leaf
         return jax.make_array_from_callback(
-            leaf.shape, leaf.sharding, lambda index: self.buffers[bounds_of(index, leaf.shape)]
+            leaf.shape, leaf.sharding, lambda index: self.buffers[bounds_of(index or (), leaf.shape)]
         )
 
 

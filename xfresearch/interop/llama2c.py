@@ -17,6 +17,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
+from xfresearch.config.fields import with_values
 from xfresearch.config.options import DataConfig
 from xfresearch.data.tokenizers import load_tokenizer
 from xfresearch.data.tokenizers.llama2c import Llama2cTokenizer
@@ -78,9 +79,16 @@ def read_header(path: Path) -> tuple[Layout, Config]:
         raise UserError(f"{path}: tokenizer not found: neither {names[0]} nor {names[1]} is in its directory")
     attention = SoftmaxConfig(heads=h["n_heads"], kv_heads=h["n_kv_heads"], position="rope")
     gated = GatedConfig(kind="swiglu", hidden=h["hidden_dim"])
-    block = BLOCKS["pre_norm"](norm="rms", norm_cast="before_gain", attention=attention, feed_forward=gated)
-    sizes = {"width": h["dim"], "depth": h["n_layers"], "vocab_size": h["vocab_size"]}
-    model = ModelConfig(**sizes, blocks={"main": block}, final_norm="rms", tie_embeddings=layout.tied)
+    block = BLOCKS["pre_norm"](norm="rms", norm_cast="before_gain")
+    block = with_values(block, {"attention": attention, "feed_forward": gated})
+    model = ModelConfig(
+        width=h["dim"],
+        depth=h["n_layers"],
+        vocab_size=h["vocab_size"],
+        blocks={"main": block},
+        final_norm="rms",
+        tie_embeddings=layout.tied,
+    )
     return layout, resolve(Config(sequence_length=h["seq_len"], model=model, data=DataConfig(tokenizer=tokenizer)))
 
 

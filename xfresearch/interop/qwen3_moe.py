@@ -35,7 +35,7 @@ def dense_layers(config: dict, depth: int) -> set[int]:
 
 def write(blocks: list) -> dict:
     window = windows_of(blocks)[0]
-    keys = {"use_sliding_window": window > 0, "sliding_window": window or None, "decoder_sparse_step": 1}
+    keys: dict = {"use_sliding_window": window > 0, "sliding_window": window or None, "decoder_sparse_step": 1}
     layers = [getattr(block, "feed_forward", None) for block in blocks]  # a layout may have none
     keys["mlp_only_layers"] = [number for number, layer in enumerate(layers) if not hasattr(layer, "moe")]
     for layer in layers:
@@ -48,7 +48,7 @@ FAMILY = replace(
     qwen3.FAMILY,
     name="qwen3_moe",
     architecture="Qwen3MoeForCausalLM",
-    fixed=qwen3.FAMILY.fixed | {"*.feed_forward.kind": "moe"},
+    fixed={**qwen3.FAMILY.fixed, "*.feed_forward.kind": "moe"},
     keys=(
         *(key for key in llama.KEYS if key.theirs != DENSE_HIDDEN.theirs),
         llama.kv_heads(4),

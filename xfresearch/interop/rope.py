@@ -134,7 +134,7 @@ def _whole(fraction) -> float:
 def write_rope(rope: Rope, full: SoftmaxConfig, sliding: SoftmaxConfig | None = None) -> dict:
     """The RoPE keys of config.json, in the form of models on the Hub. `sliding` is the attention of the sliding layers of
     a family that has a RoPE for each type of layer."""
-    keys = {rope.theta: full.rope.theta} if rope.theta else {}
+    keys: dict = {rope.theta: full.rope.theta} if rope.theta else {}
     if rope.theta:
         unscaled = {"rope_type": "default"} if rope.scaling_default else None
         keys["rope_scaling"] = _scaling(full.rope) or unscaled

@@ -52,7 +52,7 @@ class StoredTensor(NamedTuple):
         tensor = np.empty(self.shape, self.dtype)
         with self.file.open("rb") as stream:
             stream.seek(self.begin)
-            count = stream.readinto(tensor.reshape(-1).view(np.uint8))
+            count = stream.readinto(tensor.reshape(-1).view(np.uint8).data)
         if count != self.bytes:
             raise UserError(f"{self.file}: truncated: tensor {self.name} has {count:,} of its {self.bytes:,} bytes")
         return tensor
@@ -164,7 +164,7 @@ def _stored(file: Path, name: str, entry, start: int, size: int) -> StoredTensor
 def write(file: Path, tensors: list[PendingTensor], progress: Callable[[int], None] = lambda bytes: None) -> None:
     """Writes a file of `tensors`, building and freeing them one by one. Calls `progress(bytes)` after each."""
     names = {dtype: name for name, dtype in DTYPES.items()}
-    header = {METADATA: {"format": "pt"}}  # `transformers` requires 'pt'
+    header: dict[str, dict] = {METADATA: {"format": "pt"}}  # `transformers` requires 'pt'
     end = 0
     for tensor in tensors:
         begin, end = end, end + tensor.bytes
@@ -174,5 +174,5 @@ def write(file: Path, tensors: list[PendingTensor], progress: Callable[[int], No
     with file.open("wb") as stream:
         stream.write(len(text).to_bytes(8, "little") + text)
         for tensor in tensors:
-            stream.write(np.ascontiguousarray(tensor.make()).reshape(-1).view(np.uint8))
+            stream.write(np.ascontiguousarray(tensor.make()).reshape(-1).view(np.uint8).data)
             progress(tensor.bytes)

@@ -2,6 +2,7 @@
 
 import io
 import re
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -37,7 +38,7 @@ def styles(count: int) -> list[dict[str, str]]:
     return [{"colour": RUN_COLOURS[n % colours], "dashes": DASHES[n // colours % dashes]} for n in range(count)]
 
 
-def thinned(points: list[tuple[float, ...]]) -> np.ndarray:
+def thinned(points: Sequence[tuple[float, ...]] | np.ndarray) -> np.ndarray:
     """The points as an array [points, 1 + lines], averaged to POINTS rows if there are more."""
     if len(points) <= POINTS:
         return np.array(points, float)

@@ -54,6 +54,7 @@ def compare(case: Case) -> tuple[float, float]:
     config = program.prepare(parse(["--config", f"{case.config}:tiny", *overrides]))
     mesh = make_mesh(config, _one_device())
     compiled = program.compile_step(program.trace(config, mesh)[1], options=SCHEDULE)
+    assert isinstance(compiled, program.Compiled), "a tiny model fits"
     accounted = formula.estimate_step(config, dict(mesh.shape)).memory
     return sum(accounted.values()), compiled.arguments + compiled.temporary + compiled.outputs
 

@@ -32,7 +32,9 @@ class Chip:
 
     def peak(self, dtype: str) -> float:
         """Peak dense FLOP/s of one device for matrix products in bfloat16 or float32."""
-        return peak_flops(self.kind, dtype)
+        peak = peak_flops(self.kind, dtype)
+        assert peak is not None, f"the table has no peak of {self.kind}"
+        return peak
 
     @property
     def switched(self) -> bool:

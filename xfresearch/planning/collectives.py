@@ -6,7 +6,7 @@ from math import prod
 
 import numpy as np
 
-from xfresearch.planning.hlo import Computation, Instruction, Program
+from xfresearch.planning.hlo import Computation, Instruction, Program, match_of
 
 KINDS = (
     "all-gather",
@@ -75,7 +75,7 @@ def _between_slices(send: Instruction, mesh: dict[str, int], between: str, slice
     The payload is the device's own shard, because separate collectives inside the slice scatter before and gather
     after.
     """
-    kind = re.search(r'_xla_megascale_transfer_type="(\w+)"', send.text)[1].lower().replace("_", "-")
+    kind = match_of(r'_xla_megascale_transfer_type="(\w+)"', send.text)[1].lower().replace("_", "-")
     kind = kind if kind in KINDS else "collective-permute"
     step = mesh[between] // slices  # devices of one slice along the axis
     grid = np.arange(prod(mesh.values())).reshape(tuple(mesh.values()))
@@ -111,7 +111,7 @@ def kind_of(opcode: str) -> str | None:
 
 
 def _collective(one: Instruction, outer: Instruction, mesh: dict[str, int], runs: float) -> Collective:
-    kind = kind_of(one.opcode)
+    kind = one.opcode.removesuffix("-start")
     started = one.opcode.endswith("-start")
     group = replica_group(one.text, prod(mesh.values()))
     sizes = [array.bytes for array in one.outputs]
@@ -144,7 +144,7 @@ def replica_group(text: str, devices: int) -> tuple[int, ...]:
     if found := LISTS.search(text):
         rows = [tuple(map(int, row.split(","))) for row in re.findall(r"\{([\d,]+)\}", found[1])]
         if "source_target_pairs" in found[0]:
-            return _chain(rows)
+            return _chain([(source, target) for source, target in rows])
         return rows[0] if rows else tuple(range(devices))
     if found := IOTA.search(text):
         shape, dims = (tuple(map(int, found[i].split(","))) for i in (1, 2))
@@ -160,8 +160,8 @@ def _chain(pairs: list[tuple[int, int]]) -> tuple[int, ...]:
     target = dict(pairs)
     device = next((a for a, b in pairs if a != b), pairs[0][0])
     chain = [device]
-    while (device := target.get(device)) is not None and device not in chain:
-        chain.append(device)
+    while chain[-1] in target and target[chain[-1]] not in chain:
+        chain.append(target[chain[-1]])
     return tuple(chain)
 
 

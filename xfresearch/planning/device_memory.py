@@ -58,8 +58,8 @@ def _is_empty_buffer(program: Program, computation: Computation, name: str) -> b
     made = computation.instructions.get(name)
     if made is None:
         return False
-    if made.opcode == "fusion":
-        return {inner.opcode for inner in program.fused(made).instructions.values()} <= FILLS
+    if fused := program.fused(made):
+        return {inner.opcode for inner in fused.instructions.values()} <= FILLS
     if made.opcode in ("copy", "bitcast"):
         return _is_empty_buffer(program, computation, made.operands[0])
     return made.opcode == "broadcast" or '"AllocateBuffer"' in made.text

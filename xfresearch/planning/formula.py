@@ -25,6 +25,7 @@ import jax
 import numpy as np
 from jax.sharding import AbstractDevice, AbstractMesh, AxisType
 
+from xfresearch.config.fields import with_values
 from xfresearch.models import layers, transformer
 from xfresearch.models.counting import count_flops, count_jaxpr
 from xfresearch.models.kinds import kind_of
@@ -136,7 +137,7 @@ def _keys(config: Config) -> set[int]:
 
 def _canonical(config: Config, remat: str) -> Config:
     """The config with a batch of one sequence, so that one trace is used for all batch sizes and meshes."""
-    training = replace(config.training, remat=remat, accumulate=1, layers="scan")
+    training = with_values(config.training, {"remat": remat, "accumulate": 1, "layers": "scan"})
     return program.with_plain_kernels(replace(config, batch_size=1, training=training, mesh=type(config.mesh)()))
 
 

@@ -39,7 +39,7 @@ class Array:
     def bytes(self) -> float:
         width = BYTES.get(self.dtype)
         if width is None:
-            width = int(re.search(r"\d+", self.dtype)[0]) / 8
+            width = int(match_of(r"\d+", self.dtype)[0]) / 8
         return self.size * width
 
 
@@ -77,7 +77,7 @@ class Computation:
     def parameters(self) -> list[Instruction]:
         """The parameters in the order of the call's operands."""
         inputs = [i for i in self.instructions.values() if i.opcode == "parameter"]
-        return sorted(inputs, key=lambda i: int(re.search(r" parameter\((\d+)\)", i.text)[1]))
+        return sorted(inputs, key=lambda i: int(match_of(r" parameter\((\d+)\)", i.text)[1]))
 
 
 @dataclass
@@ -111,7 +111,7 @@ class Program:
         stated = TRIPS.search(loop.text)
         if stated:
             return int(stated[1])
-        condition, body = (self.computations[re.search(rf"{name}=%?([\w.\-]+)", loop.text)[1]] for name in LOOP)
+        condition, body = (self.computations[match_of(rf"{name}=%?([\w.\-]+)", loop.text)[1]] for name in LOOP)
         before = computation.instructions[loop.operands[0]]
         compare = condition.root
         if "direction=LT" not in compare.text or {before.opcode, body.root.opcode} != {"tuple"}:
@@ -131,7 +131,7 @@ class Program:
 
     def loops_of_unknown_trip_count(self) -> list[str]:
         """The operations of loops whose bodies count once, because their trip count depends on the data."""
-        executed = [(c, i) for c in map(self.computations.get, self.runs()) for i in c.instructions.values()]
+        executed = [(c, i) for c in map(self.computations.__getitem__, self.runs()) for i in c.instructions.values()]
         loops = [(c, i) for c, i in executed if i.opcode == "while"]
         return sorted({loop.op_name or loop.name for c, loop in loops if self.trip_count(c, loop) is None})
 
@@ -152,11 +152,19 @@ def _constant(computation: Computation, name: str) -> int | None:
     return int(found[1]) if found else None
 
 
+def match_of(pattern: str | re.Pattern, text: str) -> re.Match[str]:
+    """The first match. Raises ValueError if there is none: then XLA writes its programs in another way."""
+    match = re.search(pattern, text)
+    if match is None:
+        raise ValueError(f"no {pattern!r} in XLA's {text[:400]}")
+    return match
+
+
 def _element(computation: Computation, name: str) -> int | None:
     """The index of the element that an instruction takes from the computation's one parameter, a tuple, or None."""
     one = _origin(computation, name)
     of_parameter = one.opcode == "get-tuple-element" and computation.instructions[one.operands[0]].opcode == "parameter"
-    return int(ELEMENT.search(one.text)[1]) if of_parameter else None
+    return int(match_of(ELEMENT, one.text)[1]) if of_parameter else None
 
 
 def _step(body: Computation, counter: int) -> int | None:

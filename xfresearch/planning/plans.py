@@ -96,7 +96,7 @@ def describe(topology: Topology, dtype: str) -> dict:
 
 
 def _memory(config: Config, topology: Topology, mesh: dict, state, compiled: program.Compiled) -> dict:
-    parts = device_memory.state_bytes(state)
+    parts: dict[str, float] = {**device_memory.state_bytes(state)}
     kept = device_memory.kept_activations(compiled.program)
     activations = min(sum(size for _, _, size in kept), compiled.temporary)
     parts["batch and padding"] = max(compiled.arguments - sum(parts.values()), 0)
@@ -244,7 +244,7 @@ def with_loss_rows(config: Config, topology: Topology, mesh: dict) -> Config:
     platform = "tpu" if topology.tpu else "gpu"
     vocabulary = config.model.vocab_size // mesh["tensor"]
     auto = choose_default(LOSS_ROWS, Setting(platform, int(topology.chip.memory), vocabulary=vocabulary))
-    rows = config.training.loss_rows or auto.name
+    rows = config.training.loss_rows or int(auto.name)
     return replace(config, training=replace(config.training, loss_rows=rows))
 
 
@@ -281,7 +281,7 @@ def check(config: Config) -> dict:
     state, traced = program.trace(config, abstract_mesh(sizes, device))
     traced.lower(lowering_platforms=("tpu",))
     kept = device_memory.kept_in_trace(traced.jaxpr.jaxpr, layers.most_repeats(config.model), sizes)
-    parts = device_memory.state_bytes(state)
+    parts: dict[str, float] = {**device_memory.state_bytes(state)}
     if kept:  # empty with unrolled layers, which have no scan to read the activations from
         parts["kept for the backward pass"] = sum(size for _, _, size in kept)
     largest = device_memory.largest_of_state(state, LARGEST)

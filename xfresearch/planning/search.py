@@ -3,6 +3,7 @@
 from dataclasses import replace
 from itertools import product
 
+from xfresearch.config.fields import with_values
 from xfresearch.models.model_config import mixtures
 from xfresearch.planning import plans, program
 from xfresearch.planning.topologies import Topology, gpus, tpu_devices
@@ -51,7 +52,7 @@ def by_formula(
         try:
             estimated.append((candidate, plans.formula_plan(candidate, topology, tokens, devices)))
         except UserError as error:  # the mesh does not fit the model
-            reason = error
+            reason = str(error)
     if not estimated:
         raise UserError(f"--search: no mesh of {topology.devices} devices fits this config; the last error: {reason}")
     return estimated
@@ -77,8 +78,8 @@ def candidates(config: Config, topology: Topology, batches):
     for sizes, remat, times in product(meshes(config, topology.devices), ("none", "dots", "full"), batches):
         rows = row_parts(sizes) * config.training.accumulate
         smallest = -(-config.batch_size // rows) * rows
-        training = replace(config.training, remat=remat)
-        mesh = replace(config.mesh, **sizes)
+        training = with_values(config.training, {"remat": remat})
+        mesh = with_values(config.mesh, sizes)
         yield replace(config, batch_size=smallest * times, training=training, mesh=mesh)
 
 

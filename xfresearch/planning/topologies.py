@@ -165,7 +165,7 @@ def tpu_devices(topology: Topology) -> list:
     from jax.experimental import topologies
 
     wraps = [topology.wraps(i) for i in range(len(topology.shape))]
-    options = {"wrap": tuple([*wraps, False][:3])}  # libtpu needs three values, even for a 2D slice
+    options: dict = {"wrap": tuple([*wraps, False][:3])}  # libtpu needs three values, even for a 2D slice
     if topology.slices > 1:
         options["num_slices"] = topology.slices
     if topology.family == "v4":

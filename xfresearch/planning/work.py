@@ -12,7 +12,7 @@ from math import prod
 
 from xfresearch.planning.collectives import kind_of
 from xfresearch.planning.custom import kernel_bytes, kernel_flops
-from xfresearch.planning.hlo import Array, Computation, Instruction, Program
+from xfresearch.planning.hlo import Array, Computation, Instruction, Program, match_of
 
 # Instructions without work: names for existing arrays, containers, and the ends of operations that count at their
 # start.
@@ -66,8 +66,7 @@ def work(program: Program, routed: float = 0, causal: bool = True) -> list[Work]
 def _flops(
     program: Program, computation: Computation, instruction: Instruction, routed: float, causal: bool
 ) -> float:
-    if instruction.opcode == "fusion":
-        fused = program.fused(instruction)
+    if fused := program.fused(instruction):
         return sum(_flops(program, fused, inner, routed, causal) for inner in fused.instructions.values())
     if instruction.opcode == "dot":
         return _dot(computation, instruction)
@@ -114,7 +113,7 @@ def _convolution(computation: Computation, instruction: Instruction) -> float:
     TPU matrix products are convolutions too: a batch dimension is a window in which only one position is not zero.
     """
     left, right = (_operand(computation, instruction, i) for i in (0, 1))
-    a, b, out = LABELS.search(instruction.text).groups()
+    a, b, out = match_of(LABELS, instruction.text).groups()
     found = WINDOW.search(instruction.text)
     window = dict(re.findall(r"(\w+)=([\w\-]+)", found[1])) if found else {}
     positions = 1
@@ -183,6 +182,7 @@ def _custom(computation: Computation, instruction: Instruction, routed: float) -
 
 def _fusion(program: Program, computation: Computation, instruction: Instruction) -> float:
     fused = program.fused(instruction)
+    assert fused, f"{instruction.opcode} is no fusion"
     users: dict[str, list[Instruction]] = {}
     for inner in fused.instructions.values():
         for name in inner.operands:

@@ -39,16 +39,17 @@ def _add(rows: dict, config, prefix: str, kind: str = "", chosen: Choice | None 
         inner = spec.metadata.get("choice")
         needs = spec.metadata.get("needs")
         used_with = needs.words if needs else condition
-        chooses = chosen and spec.name == chosen.by
+        chosen_here = chosen if chosen and spec.name == chosen.by else None
         if isinstance(value, dict):
+            assert inner, f"{path}: only groups with a choice are in a dict"
             for name, item in value.items():
                 _add_kinds(rows, item, f"{path}.{name}.", inner)
         elif inner:
             _add_kinds(rows, value, f"{path}.", inner)
         elif dataclasses.is_dataclass(value):
             _add(rows, value, f"{path}.", kind, condition=used_with)
-        elif not (kind and chooses):
-            choices = tuple(chosen.classes) if chooses else _literals(hints[spec.name])
+        elif not (kind and chosen_here):
+            choices = tuple(chosen_here.classes) if chosen_here else _literals(hints[spec.name])
             row = _row(path, value, spec.metadata["doc"], choices, used_with)
             kinds = rows.setdefault(row, Row(*row, [])).kinds
             kinds += [] if kind in kinds else [kind]  # each layout has the same attention

@@ -1,6 +1,6 @@
 """Tables and numbers for the terminal."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from xfresearch.runtime.terminal import one_line
 
@@ -17,7 +17,7 @@ def table(columns: dict[str, list[str]]) -> str:
     )
 
 
-def to_columns(titles: tuple[str, ...], rows: list[tuple[str, ...]]) -> dict[str, list[str]]:
+def to_columns(titles: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> dict[str, list[str]]:
     """{title: cells} of a table's rows."""
     return {title: [row[i] for row in rows] for i, title in enumerate(titles)}
 

@@ -21,7 +21,9 @@ def local_rows(sharding: Sharding, shape: tuple[int, int]) -> np.ndarray:
     return np.unique(np.concatenate([np.arange(shape[0])[rows] for rows, _ in filter(None, held)]))
 
 
-def place(sharding: Sharding, shape: tuple[int, int], rows: Sequence[int], batch: dict[str, np.ndarray]) -> dict:
+def place(
+    sharding: Sharding, shape: tuple[int, int], rows: Sequence[int] | np.ndarray, batch: dict[str, np.ndarray]
+) -> dict[str, jax.Array]:
     """Global arrays of `shape` with this sharding. `batch` holds the `rows` of them that this process has read."""
 
     def shard_of(values: np.ndarray):

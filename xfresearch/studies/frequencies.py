@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from xfresearch.data.labelled import LabelledSplit
 from xfresearch.data.labels import trains_on_labels
 from xfresearch.data.pipeline import evaluation_batches, prepare
 from xfresearch.data.tokenizers import tokenizer_for
@@ -32,11 +33,13 @@ def of_frequencies(config: Config) -> dict[str, float]:
             sequences += rows
         counts_V += weight * counted_V * (COUNTED / sequences if len(weights) > 1 else 1)
     nll_V, likeliest = -np.log(counts_V / counts_V.sum()), int(counts_V.argmax())
-    held_out = _targets(config, config.evaluation.split, config.evaluation.final_sequences)
-    held_out_T = np.concatenate([targets_T for targets_T, _ in held_out])
+    read = _targets(config, config.evaluation.split, config.evaluation.final_sequences)
+    held_out_T = np.concatenate([targets_T for targets_T, _ in read])
     sums = {"nll": nll_V[held_out_T], "correct": held_out_T == likeliest, "tokens": np.ones(len(held_out_T))}
     if tokenizer is not None:
-        scale = prepare(config, config.evaluation.split).byte_scale
+        held_out = prepare(config, config.evaluation.split)
+        assert not isinstance(held_out, LabelledSplit), "labels have no tokenizer"
+        scale = held_out.byte_scale
         sums["bytes"] = np.asarray(tokenizer.byte_lengths)[held_out_T] * scale
     return summary(sums)
 

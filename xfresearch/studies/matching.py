@@ -96,7 +96,10 @@ def matched(study: Study, cell: Cell, seconds: Mapping[Cell, float], known: str 
 
 def _cost(study: Study, seconds: float | None) -> Callable[[Config], float]:
     """What is matched. seconds: of an update of this config."""
-    return COSTS[study.match] if study.match in COSTS else lambda config: config.steps * seconds
+    if study.match in COSTS:
+        return COSTS[study.match]
+    assert seconds is not None, "of a study that matches seconds"
+    return lambda config: config.steps * seconds
 
 
 def _solve(study: Study, cell: Cell, key: str, cost: Callable[[Config], float], target: float) -> int:
@@ -144,7 +147,7 @@ def trend_of(study: Study, baseline: Matched) -> int:
 
 def value_at(config: Config, key: str, field: str = "solve") -> int:
     """The integer option of a config at a dotted path. Raises UserError that names the study's `field` if there is none."""
-    value = config
+    value: object = config
     for name in key.split("."):
         value = value.get(name) if isinstance(value, dict) else getattr(value, name, None)
     if not isinstance(value, int) or isinstance(value, bool):

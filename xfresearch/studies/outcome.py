@@ -139,7 +139,8 @@ def _cost(matched: Matched) -> dict:
 def _blocks(results: Iterable[Mapping]) -> tuple[np.ndarray, np.ndarray]:
     """Values and sizes of the metric in blocks of the held-out data [B], summed over runs (running.blocks)."""
     each = [result["blocks"] for result in results]
-    return tuple(np.sum([blocks[name] for blocks in each], 0, np.float64) for name in ("values", "sizes"))
+    values, sizes = (np.array([blocks[name] for blocks in each], np.float64).sum(0) for name in ("values", "sizes"))
+    return values, sizes
 
 
 def _sampling_error(result: Mapping) -> float:
@@ -158,7 +159,7 @@ def _difference_sampling_error(study: Study, cell: Cell, arms: Mapping[Cell, dic
 
 def _diverged(losses: rates.Tried, matched: Matched) -> dict:
     """An arm that diverged at every learning rate."""
-    unknown = dict.fromkeys(("rate", "mean", "deviation", "sampling_error"), math.nan)
+    unknown: dict = dict.fromkeys(("rate", "mean", "deviation", "sampling_error"), math.nan)
     unknown |= {"edge": "", "values": [], "probes": {}, "curve": [], "tried": losses, "diverged": ["every learning rate"]}
     return unknown | _cost(matched)
 

@@ -65,13 +65,14 @@ def config_of_trial(trial: Trial, config: Config) -> Config:
     """The config of a cell with the rate and the seed of a run. It saves once a minute at most, keeps no best checkpoint,
     has no tracker and no figures of layers, and its evaluations all have the same text."""
     apart = max(config.checkpoint.seconds, SAVED_EVERY)
-    changed = {
-        "optimizer": replace(config.optimizer, learning_rate=trial.rate),
-        "log": replace(config.log, tracker="jsonl", panel=0),
-        "checkpoint": replace(config.checkpoint, seconds=apart, keep_best=False),
-        "evaluation": replace(config.evaluation, final_sequences=config.evaluation.sequences),
-    }
-    return replace(config, seed=trial.seed, **changed)
+    return replace(
+        config,
+        seed=trial.seed,
+        optimizer=replace(config.optimizer, learning_rate=trial.rate),
+        log=replace(config.log, tracker="jsonl", panel=0),
+        checkpoint=replace(config.checkpoint, seconds=apart, keep_best=False),
+        evaluation=replace(config.evaluation, final_sequences=config.evaluation.sequences),
+    )
 
 
 def blocks(sums: Mapping[str, np.ndarray], metric: str) -> dict[str, list]:

@@ -60,7 +60,8 @@ def _bootstrap(d_N: np.ndarray) -> tuple[float, float]:
     """The ends of the bias-corrected and accelerated bootstrap interval of the mean."""
     rng = np.random.default_rng(0)
     resampled = stats.bootstrap((d_N,), np.mean, n_resamples=RESAMPLES, confidence_level=CONFIDENCE, method="BCa", rng=rng)
-    return tuple(map(float, resampled.confidence_interval))
+    low, high = resampled.confidence_interval
+    return float(low), float(high)
 
 
 def noise(values: Sequence[float]) -> tuple[float, float, float]:

@@ -18,7 +18,8 @@ def levels(looks: Sequence[int], alpha: float) -> list[float]:
     Pocock's (1977) approximation."""
     shares = [look / looks[-1] for look in looks]
     spent = [4 * special.ndtr(-special.ndtri(1 - alpha / 4) / math.sqrt(share)) for share in shares]
-    alphas, density, points = [], None, None
+    alphas: list[float] = []
+    density, points = np.zeros(0), np.zeros(0)  # of the score, given that no earlier look has decided
     for at, share in enumerate(shares):
         before = shares[at - 1] if at else 0.0
         spread = math.sqrt(share - before)
@@ -28,7 +29,7 @@ def levels(looks: Sequence[int], alpha: float) -> list[float]:
         def surplus(bound: float, now=now, spread=spread, share=share, density=density, points=points) -> float:
             """The chance that no earlier look decides and this one does, |score| > bound sqrt(share), beyond the planned."""
             end = bound * math.sqrt(share)
-            if density is None:
+            if not len(points):
                 return 2 * float(special.ndtr(-end / spread)) - now
             outside = special.ndtr((-end - points) / spread) + special.ndtr((points - end) / spread)
             return float((density * outside).sum()) - now
@@ -39,7 +40,7 @@ def levels(looks: Sequence[int], alpha: float) -> list[float]:
         step = ends[1] - ends[0]
         weights = np.full(len(ends), step)
         weights[[0, -1]] = step / 2
-        if density is None:
+        if not len(points):
             density, points = weights * _normal(ends / spread) / spread, ends
         else:
             moved = _normal((ends[:, None] - points) / spread) / spread

@@ -144,7 +144,8 @@ def appendix(outcome: Mapping) -> list[Table]:
 
 def versions(outcome: Mapping) -> Table:
     """The versions of the design and their verdicts."""
-    every, rows = outcome["versions"], []
+    every = outcome["versions"]
+    rows: list[tuple[str, ...]] = []
     for number, each in enumerate(every, 1) if len(every) > 1 else ():
         name = f"{number}" + (f", of {each['of']}" if each["of"] else "")
         said = " ".join(each["verdicts"] or ["none: it did not end"])
@@ -155,7 +156,8 @@ def versions(outcome: Mapping) -> Table:
 
 def rates(outcome: Mapping) -> Table:
     """The learning rates that every arm tried, and their sensitivity: the mean rise over the best (statistics.py)."""
-    rows, tuned_at = [], outcome["study"]["tune_at"]
+    rows: list[tuple[str, ...]] = []
+    tuned_at = outcome["study"]["tune_at"]
     for size, here in outcome["sizes"].items():
         for name, arm in here["arms"].items():
             if tuned_at and size not in tuned_at:
@@ -177,8 +179,8 @@ def _mean(values: list) -> str:
 
 def details(outcome: Mapping) -> Table:
     """Of every arm and size: what pairing is worth, the errors of a difference, and what was solved for."""
-    columns = ("size", "arm", "bootstrap interval", "correlation of pairs", "deviation of pairs", "error by seeds")
-    columns += ("error by text", "solved for", "FLOPs", "of what is matched")
+    errors = ("bootstrap interval", "correlation of pairs", "deviation of pairs", "error by seeds", "error by text")
+    columns = ("size", "arm", *errors, "solved for", "FLOPs", "of what is matched")
     rows = []
     for size, here in outcome["sizes"].items():
         for name, arm in here["arms"].items():

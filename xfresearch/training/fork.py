@@ -36,8 +36,7 @@ def check_fork(workdir: Path, saved: Config | None, config: Config, steps: list[
 
 def say_changes(saved: Config | None, config: Config, step: int) -> None:
     """Says on standard error what changes in a run that resumes from `step`. `saved` is its config so far, if known."""
-    changed = differences(saved, config, deciding=RESULT) if saved else []
-    if changed:
+    if saved and (changed := differences(saved, config, deciding=RESULT)):
         old, new = (_rate(each, step) for each in (saved, config))
         rate = "" if old == new else f"; the learning rate of the next update is {new:.3g} instead of {old:.3g}"
         print(f"--fork: resumes from step {step} with {'; '.join(changed)}{rate}", file=sys.stderr)

@@ -26,8 +26,9 @@ from etils import epath
 from xfresearch.checkpoints import manifest, store
 from xfresearch.checkpoints.validity import is_finite
 from xfresearch.data.cache import enable_compilation_cache
+from xfresearch.data.labelled import LabelledSplit
 from xfresearch.data.labels import predicts_next
-from xfresearch.data.pipeline import Batches, evaluation_batches, prepare
+from xfresearch.data.pipeline import Batches, Split, evaluation_batches, prepare
 from xfresearch.evaluation.losses import summary, sums_of_batches
 from xfresearch.run.config import Config
 from xfresearch.runtime import distributed
@@ -127,8 +128,14 @@ class Run:
         """The panel on held-out rows, which every process reads."""
         every = self.config.evaluation.every
         require(self.heldout is not None, "evaluation.every", every, "at least 1 with log.panel: it uses held-out rows")
-        rows = next(evaluation_batches(self.heldout, PANEL_ROWS, PANEL_ROWS))["tokens"]
-        return make_panel(self.config.model, rows[: len(self.heldout)], self.mesh)
+        rows = next(evaluation_batches(self.held_out, PANEL_ROWS, PANEL_ROWS))["tokens"]
+        return make_panel(self.config.model, rows[: len(self.held_out)], self.mesh)
+
+    @property
+    def held_out(self) -> Split:
+        """The held-out split, for what needs evaluation.every above 0."""
+        assert self.heldout is not None, "evaluation.every=0"
+        return self.heldout
 
     def _restore_clock(self, meta: dict) -> None:
         """Adds the time that the checkpoint of `meta` has counted, and the time lost since then."""
@@ -187,11 +194,10 @@ class Run:
         if self.config.training.on_nonfinite == "stop":
             values.pop("skipped")
         self.callbacks.call("on_step", step, values | {"tokens": tokens})
-        if host_times is not None:
-            values["host_seconds"] = self.host_times.spread(host_times)
+        spread = self.host_times.spread(host_times) if self.host_times and host_times is not None else None
         if step % self.config.log.every == 0 or step == self.config.steps:
             by_layer = {k: {n: a.tolist() for n, a in v.items()} for k, v in jax.device_get(layers).items()}
-            self.write(step, "train", values | by_layer)
+            self.write(step, "train", values | ({"host_seconds": spread} if spread else {}) | by_layer)
 
     def write(self, step: int, kind: str, values: dict) -> None:
         """Writes a row of metrics.jsonl, and shows it to the callbacks."""
@@ -212,10 +218,12 @@ class Run:
         size = round_up(self.mesh, self.config.evaluation.batch_size or self.config.batch_size)
         rows = self._local_rows(size)
         shape = (size, self.config.sequence_length)
-        batches = until(stopping, evaluation_batches(self.heldout, size, limit, rows))
+        batches = until(stopping, evaluation_batches(self.held_out, size, limit, rows))
         placed = (place(self.batch_sharding, shape, rows, batch) for batch in batches)
         sums = sums_of_batches(self.evaluate_batch, self.params, placed, self.byte_lengths)
-        return sums if self.byte_lengths is None else sums | {"bytes": sums["bytes"] * self.heldout.byte_scale}
+        if self.byte_lengths is None or isinstance(self.held_out, LabelledSplit):
+            return sums
+        return sums | {"bytes": sums["bytes"] * self.held_out.byte_scale}
 
     def measure(self, step: int, stopping) -> float | None:
         """Logs what is due after update `step`: held-out metrics, and the panel's figures. Returns the held-out loss, if
@@ -255,7 +263,7 @@ class Run:
         """The number of held-out sequences that are evaluated after update `step`, 0 for all."""
         limits = self.config.evaluation
         limit = limits.final_sequences if step == self.config.steps else limits.sequences
-        return limit if limit < len(self.heldout) else 0
+        return limit if limit < len(self.held_out) else 0
 
     def _comparable(self, step: int) -> bool:
         """Whether the evaluation after update `step` reads as much text as those before."""
@@ -264,6 +272,7 @@ class Run:
     def look_inside(self, step: int) -> None:
         """Logs the panel's figures of the current parameters."""
         with self.clock.measure("evaluation"):
+            assert self.panel, "log.panel=0"
             self.write(step, "panel", self.panel(self.params))
 
     @property
@@ -361,7 +370,7 @@ def _reason(run: Run, stopping) -> str:
     return "" if run.finished else run.callbacks.reason or stopping.received
 
 
-def _updates(run: Run, step_function: Callable, batches: Feed, stopping) -> None:
+def _updates(run: Run, step_function: Callable | None, batches: Feed, stopping) -> None:
     """Makes the updates and measurements that are left, until `stopping` or until a callback ends the run."""
     pending = None
     if run.panel and not run.start:

@@ -32,8 +32,8 @@ class Profile:
         self.config = config
         self._handled = self._request_time()
         self._polled = time.monotonic()
-        self._last = None  # the last update of the current trace
-        self._trace_directory = None
+        self._last: int | None = None  # the last update of the current trace
+        self._trace_directory = ""
 
     def before(self, step: int) -> None:
         """Call this before update number `step` is dispatched. Starts a trace if one is due."""
@@ -121,7 +121,7 @@ class HostTimes:
             "min": ranked[0],
             "median": float(np.median(ranked)),
             "max": ranked[-1],
-            "slowest_process": max(seconds, key=seconds.get),
+            "slowest_process": max(seconds, key=seconds.__getitem__),
         }
 
 

@@ -65,8 +65,8 @@ class Program:
     def update(self, state: dict, batch: dict) -> tuple[dict, dict]:
         """(the next state, metrics of this update). Metrics that are dicts have values by layer."""
         config, step, hyper = self.config, state["step"], state["hyper"]
-        key = jax.random.fold_in(jax.random.fold_in(jax.random.key(hyper["seed"]), 1), step)
-        key = key if config.model.random else None
+        drawn = jax.random.fold_in(jax.random.fold_in(jax.random.key(hyper["seed"]), 1), step)
+        key = drawn if config.model.random else None
         trained, frozen = trainable(config.optimizer, state["params"])
         (_, metrics), grads = self.gradients(trained, frozen, batch, key, totals_of(batch))
         norm = optax.tree.norm(grads)
@@ -130,7 +130,7 @@ class Program:
         return jax.jit(self.start, out_shardings=self.shardings, donate_argnums=0)
 
     @cached_property
-    def jit_update(self) -> Callable:
+    def jit_update(self) -> jax.stages.Wrapped:
         """It donates the state. Metrics are replicated, so that every process can read them."""
         out = self.shardings, NamedSharding(self.mesh, PartitionSpec())
         return jax.jit(self.update, out_shardings=out, donate_argnums=0)

@@ -5,7 +5,7 @@ the mask token with probability mask_share, as a token drawn from the whole voca
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -14,7 +14,8 @@ from xfresearch.data.tokenizers import Tokenizer
 from xfresearch.data.tokenizers.added_ids import mask_id, special_ids
 
 
-class Masked(NamedTuple):
+@dataclass(frozen=True)
+class Masked:
     rate: float
     mask_share: float
     random_share: float

@@ -27,5 +27,5 @@ def mask_id(tokenizer: Tokenizer) -> int:
 
 def special_ids(tokenizer: Tokenizer) -> tuple[int, ...]:
     """The ids of a tokenizer that stand for no text."""
-    own = {tokenizer.end_of_text, tokenizer.begin_of_text, *tokenizer.special_tokens.values()}
-    return tuple(sorted(own - {None}))
+    begins = [] if tokenizer.begin_of_text is None else [tokenizer.begin_of_text]
+    return tuple(sorted({tokenizer.end_of_text, *begins, *tokenizer.special_tokens.values()}))
