@@ -172,6 +172,9 @@ class RunConfig:
     steps: int = option(1000, "number of updates", low=1, decides="training")
     batch_size: int = option(16, "sequences per update, over all devices", low=1, decides="training")
     sequence_length: int = option(256, "tokens per sequence", low=2, decides="training")
+    source_length: int = option(
+        0, "tokens of the source per sequence, for a model with an encoder; 0 without", low=0, decides="training"
+    )
     data: DataConfig = group(DataConfig(), "training data", decides="training")
     start: StartConfig = group(StartConfig(), "the model that training starts from", decides="training")
     model: Any = None  # here for the order of the fields

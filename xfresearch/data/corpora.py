@@ -18,6 +18,7 @@ from xfresearch.data import texts
 from xfresearch.data.cache import build_once, cache_root, complete, digest, locked, write_meta
 from xfresearch.data.facts import FactSentences
 from xfresearch.data.files import names_files
+from xfresearch.data.pairs import TASKS, PairFiles, PairTask, open_pairs
 from xfresearch.runtime.errors import UserError, nearest
 from xfresearch.runtime.files import inside, names_in
 
@@ -35,7 +36,7 @@ def splits(corpus: str, data: DataConfig) -> tuple[str, ...]:
     return tuple(open_corpus(corpus, data).splits)
 
 
-def open_split(corpus: str, split: str, data: DataConfig) -> "BuiltInCorpus | TfdsCorpus":
+def open_split(corpus: str, split: str, data: DataConfig) -> "Corpus":
     """The corpus, after a check that it has `split`. Raises UserError if it does not."""
     opened = open_corpus(corpus, data)
     if split not in opened.splits:
@@ -44,8 +45,11 @@ def open_split(corpus: str, split: str, data: DataConfig) -> "BuiltInCorpus | Tf
     return opened
 
 
-def open_corpus(corpus: str, data: DataConfig) -> "BuiltInCorpus | TfdsCorpus":
-    """The corpus, with `.splits`, `.identity()`, `.documents(split)` and `.n_bytes(split)`, an estimate of its size."""
+def open_corpus(corpus: str, data: DataConfig) -> "Corpus":
+    """The corpus, with `.splits`, `.identity()`, `.documents(split)` and `.n_bytes(split)`, an estimate of its size. One of
+    pairs has `.pairs(split)` too."""
+    if data.objective.kind == "seq2seq":
+        return open_pairs(corpus, data)
     name, path = _parse(corpus)
     root = cache_root(data)
     if name == "python_stdlib":
@@ -196,6 +200,9 @@ class TfdsCorpus:
             ) from None
 
 
+Corpus = BuiltInCorpus | TfdsCorpus | PairFiles | PairTask
+
+
 def _tfds_builder(corpus: str, name: str, data_dir: str):
     import tensorflow_datasets as tfds
     from tensorflow_datasets.core import naming
@@ -212,6 +219,8 @@ def _unknown(corpus: str, name: str) -> UserError:
     from tensorflow_datasets.core import registered
 
     listed = registered.list_imported_builders() if hasattr(registered, "list_imported_builders") else []
+    if name in TASKS:
+        raise UserError(f"corpus {corpus!r} is a task with pairs: it needs data.objective.kind='seq2seq'")
     no_path = "; there is no such file or directory either" if set(corpus) & set("./~*?") else ""
     return UserError(
         f"unknown corpus {corpus!r}; it must be {', '.join(BUILT_IN)}, a TFDS data set or an existing path"

@@ -9,6 +9,7 @@ whose fields (config/fields.py) are its options. It is a Task, whose samples are
 """
 
 import ast
+from typing import Any
 
 from xfresearch.config.reading import from_dict
 from xfresearch.data.tasks.majority import Majority
@@ -52,14 +53,19 @@ def predicted(data) -> str:
 
 def open_data_set(corpus: str, length: int) -> Labelled:
     """The data set `corpus` with sequences of `length` tokens. Raises UserError if its options are invalid."""
+    name = corpus.partition(":")[0]
+    data_set = from_dict(DATA_SETS[name], options_of(corpus), f"config.data.corpus: {name}")
+    data_set.check(length)
+    return data_set
+
+
+def options_of(corpus: str) -> dict[str, Any]:
+    """The options of a corpus NAME:OPTION=VALUE,OPTION=VALUE. Raises UserError for another form."""
     name, _, options = corpus.partition(":")
     pairs = [pair.partition("=") for pair in options.split(",") if options]
     form = f"{name}:OPTION=VALUE,OPTION=VALUE"
     require(all(equals for _, equals, _ in pairs), "data.corpus", corpus, f"of the form {form}")
-    values = {option: _value(text) for option, _, text in pairs}
-    data_set = from_dict(DATA_SETS[name], values, f"config.data.corpus: {name}")
-    data_set.check(length)
-    return data_set
+    return {option: _value(text) for option, _, text in pairs}
 
 
 def _value(text: str):

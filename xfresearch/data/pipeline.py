@@ -15,12 +15,13 @@ from xfresearch.data.labelled import LabelledSplit
 from xfresearch.data.labels import has_labels
 from xfresearch.data.objectives import Corrupted, generators, objective_of
 from xfresearch.data.packed import PackedSplit, stream_tokens
+from xfresearch.data.pairs import split as paired
 from xfresearch.data.tokenizers import Tokenizer, tokenizer_for
 from xfresearch.runtime.errors import UserError
 
 __all__ = ["Batches", "LabelledSplit", "PackedSplit", "Prefetch", "evaluation_batches", "prepare", "stream_tokens"]
 
-Split = PackedSplit | LabelledSplit | Corrupted
+Split = PackedSplit | LabelledSplit | Corrupted | paired.PairedSplit | paired.TaskSplit
 
 
 def prepare(
@@ -34,6 +35,8 @@ def prepare(
     corpus = corpus or config.data.corpus[0]
     if has_labels(corpus):
         return LabelledSplit(corpus, split, config.sequence_length)
+    if config.data.objective.kind == "seq2seq":
+        return paired.prepare(config, split, corpus, tokenizer)
     tokenizer = tokenizer or tokenizer_for(config.data)
     rows, objective = packed.prepare(config, split, corpus, tokenizer), objective_of(config, tokenizer)
     return Corrupted(rows, objective) if objective else rows

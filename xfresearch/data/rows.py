@@ -1,7 +1,8 @@
 """The rows of files of records: JSON lines, a JSON array, CSV, TSV, parquet, arrow. They are read as streams.
 
-A reader yields where a row stands, for messages, and the row: a JSON value, or {column: value}. Of parquet and arrow, only
-one column is read. Raises UserError for a damaged file, with the line or the number of the row.
+A reader yields where a row stands, for messages, and the row: a JSON value, or {column: value}. It is given the fields
+that will be read, and the option that names them, for messages. Of parquet and arrow, only these columns are read. Raises
+UserError for a damaged file, with the line or the number of the row.
 """
 
 import codecs
@@ -11,7 +12,8 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import BinaryIO
+from itertools import chain
+from typing import BinaryIO, Literal
 
 from xfresearch.runtime.compression import Chunks, opened
 from xfresearch.runtime.errors import UserError, nearest
@@ -21,6 +23,7 @@ LONGEST = 1 << 26  # bytes of a row: a file that never ends a row must not fill 
 _BATCH = 256  # rows of a parquet file that are decoded at once
 _CHUNK = 1 << 20  # bytes, or characters of a JSON array
 _SHOWN = 20  # fields in a message
+TEXT_FIELD = "config.data.text_field"
 _SPACES = re.compile(r"[ \t\r\n]*")
 
 
@@ -55,31 +58,31 @@ def check_utf8(text: bytes, path, line: int = 1) -> None:
             raise UserError(f"{path}:{line}: not UTF-8: byte 0x{text[at]:02x} ({error.reason})") from None
 
 
-def text_of(row, where: str, field: str) -> bytes:
+def text_of(row, where: str, field: str, option: str = TEXT_FIELD) -> bytes:
     """The text in a field of a row, in UTF-8. Raises UserError, which lists the fields that there are."""
     if not isinstance(row, dict):
         raise UserError(f"{where}: the line is a JSON {type(row).__name__}; it must be an object with field {field!r}")
     if field not in row:
-        raise no_field(where, field, row)
+        raise no_field(where, field, row, option)
     text = row[field]
     if not isinstance(text, str):
         kind = "null" if text is None else f"a {type(text).__name__}"
-        raise UserError(f"{where}: field {field!r} is {kind}; it must be a string{_strings(row, field)}")
+        raise UserError(f"{where}: field {field!r} is {kind}; it must be a string{_strings(row, field, option)}")
     try:
         return text.encode("utf-8")
     except UnicodeEncodeError:
         raise UserError(f"{where}: field {field!r} holds half of a surrogate pair, which UTF-8 cannot encode") from None
 
 
-def _strings(row: dict, field: str) -> str:
+def _strings(row: dict, field: str, option: str) -> str:
     others = [name for name, value in row.items() if isinstance(value, str) and name != field]
-    return f"; fields with strings: {_listed(others)} (config.data.text_field)" if others else ""
+    return f"; fields with strings: {_listed(others)} ({option})" if others else ""
 
 
-def no_field(where: str, field: str, fields) -> UserError:
+def no_field(where: str, field: str, fields, option: str = TEXT_FIELD) -> UserError:
     """The error of a row, or of a file, that has no such field."""
     present = f"fields present: {_listed(fields)}{nearest(field, fields)}"
-    return UserError(f"{where}: no field {field!r}; {present} (config.data.text_field)")
+    return UserError(f"{where}: no field {field!r}; {present} ({option})")
 
 
 def _listed(fields) -> str:
@@ -88,7 +91,7 @@ def _listed(fields) -> str:
     return (", ".join(names[:_SHOWN]) or "none").replace("\n", " ") + more
 
 
-def json_lines(path, file_format: FileFormat, field: str = "") -> Iterator[tuple[str, object]]:
+def json_lines(path, file_format: FileFormat, *fields: str, option: str = "") -> Iterator[tuple[str, object]]:
     """The JSON value on each line that is not blank. Lines end with LF or CRLF."""
     with utf8(path, file_format) as stream:
         number = 0
@@ -109,7 +112,7 @@ def _parsed(line: bytes, where: str):
         raise UserError(f"{where}: invalid JSON: {getattr(error, 'msg', error)}") from None
 
 
-def json_array(path, file_format: FileFormat, field: str = "") -> Iterator[tuple[str, object]]:
+def json_array(path, file_format: FileFormat, *fields: str, option: str = "") -> Iterator[tuple[str, object]]:
     """The elements of a JSON array, parsed one by one."""
     with utf8(path, file_format) as stream:
         yield from _Array(stream, path).elements()
@@ -190,19 +193,24 @@ class _Array:
         return UserError(f"{self.path}:{self.line}: invalid JSON: {message}")
 
 
-def table(path, file_format: FileFormat, field: str) -> Iterator[tuple[str, object]]:
-    """The rows of a CSV or TSV file. The first one names the columns; every row must have as many values."""
+def table(path, file_format: FileFormat, *fields: str, option: str = TEXT_FIELD) -> Iterator[tuple[str, object]]:
+    """The rows of a CSV or TSV file. The first one names the columns; every row must have as many values.
+
+    Fields that are numbers are columns from 1 on of a file without names. In such a TSV a quotation mark is text: sentences
+    and their translations are published in this form.
+    """
     dialect = csv.excel if file_format.kind == "csv" else csv.excel_tab
+    numbered = all(field.isdecimal() for field in fields)
+    quoting: Literal[0, 3] = csv.QUOTE_NONE if numbered and file_format.kind == "tsv" else csv.QUOTE_MINIMAL
     limit = csv.field_size_limit(LONGEST)
     try:
         with utf8(path, file_format) as stream:
             lines = io.TextIOWrapper(stream, "utf-8-sig", newline="")
-            reader = csv.reader(lines, dialect, strict=True)
-            columns = next(reader, [])
-            if columns.count(field) != 1:
-                twice = f"{path}: two columns are named {field!r}"
-                raise UserError(twice) if field in columns else no_field(f"{path}:1", field, columns)
-            for row in reader:
+            reader = csv.reader(lines, dialect, strict=True, quoting=quoting)
+            first = next(reader, [])
+            columns = [str(number + 1) for number in range(len(first))] if numbered else first
+            _check_columns(path, f"{path}:1", fields, columns, option)
+            for row in chain([first] if numbered else [], reader):
                 where = f"{path}:{reader.line_num}"
                 if row and len(row) != len(columns):
                     raise UserError(f"{where}: the row has {len(row)} values; the first line names {len(columns)} columns")
@@ -217,21 +225,22 @@ def table(path, file_format: FileFormat, field: str) -> Iterator[tuple[str, obje
         csv.field_size_limit(limit)
 
 
-def columns(path, file_format: FileFormat, field: str) -> Iterator[tuple[str, object]]:
-    """The rows of a parquet or arrow file, with one column. Raises UserError for a compressed one: it is not a stream."""
+def columns(path, file_format: FileFormat, *fields: str, option: str = TEXT_FIELD) -> Iterator[tuple[str, object]]:
+    """The rows of a parquet or arrow file, with these columns. Raises UserError for a compressed one: it is not a stream."""
     import pyarrow
 
     if file_format.compression:
         raise UserError(f"{path}: {file_format.kind}, compressed with {file_format.compression}: decompress it first")
     number = 0
     try:
-        for batch in _batches(path, file_format.kind, field):
-            column = batch.column(field)
-            if not _is_string(column.type):
-                raise UserError(f"{path}: column {field!r} is {column.type}; it must be a string (config.data.text_field)")
-            column.validate(full=True)  # of a damaged arrow file, offsets may lead out of its buffers
-            for value in column.to_pylist():
-                yield f"{path}, row {number}", {field: value.decode() if isinstance(value, bytes) else value}
+        for batch in _batches(path, file_format.kind, fields, option):
+            for column, field in ((batch.column(field), field) for field in fields):
+                if not _is_string(column.type):
+                    raise UserError(f"{path}: column {field!r} is {column.type}; it must be a string ({option})")
+                column.validate(full=True)  # of a damaged arrow file, offsets may lead out of its buffers
+            for row in batch.select(list(fields)).to_pylist():
+                found = {field: value.decode() if isinstance(value, bytes) else value for field, value in row.items()}
+                yield f"{path}, row {number}", found
                 number += 1
     except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
         if isinstance(error, OSError) and error.errno:
@@ -240,23 +249,25 @@ def columns(path, file_format: FileFormat, field: str) -> Iterator[tuple[str, ob
         raise UserError(f"{path}: a damaged {file_format.kind} file, after row {number}: {reason}") from None
 
 
-def _batches(path, kind: str, field: str) -> Iterator:
+def _batches(path, kind: str, fields: tuple[str, ...], option: str) -> Iterator:
     from pyarrow import OSFile, ipc, parquet
 
     if kind == "parquet":
         with parquet.ParquetFile(str(path), buffer_size=_CHUNK, pre_buffer=False) as file:
-            _check_column(path, field, file.schema_arrow.names)
-            yield from file.iter_batches(_BATCH, columns=[field], use_threads=False)
+            _check_columns(path, path, fields, file.schema_arrow.names, option)
+            yield from file.iter_batches(_BATCH, columns=list(fields), use_threads=False)
         return
     with OSFile(str(path)) as stream:
         reader = ipc.open_file(stream) if kind == "arrow" else ipc.open_stream(stream)
-        _check_column(path, field, reader.schema.names)
+        _check_columns(path, path, fields, reader.schema.names, option)
         yield from map(reader.get_batch, range(reader.num_record_batches)) if kind == "arrow" else reader
 
 
-def _check_column(path, field: str, names: list[str]) -> None:
-    if names.count(field) != 1:
-        raise UserError(f"{path}: two columns are named {field!r}") if field in names else no_field(path, field, names)
+def _check_columns(path, where: str, fields: tuple[str, ...], names: list[str], option: str) -> None:
+    for field in fields:
+        if names.count(field) != 1:
+            twice = UserError(f"{path}: two columns are named {field!r}")
+            raise twice if field in names else no_field(where, field, names, option)
 
 
 def _is_string(kind) -> bool:

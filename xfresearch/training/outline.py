@@ -61,7 +61,8 @@ def _size(meta: dict) -> str:
     if meta["n_sequences"] == ENDLESS:
         return "sequences without end"
     text = f"{amount(meta['n_bytes'], 'B')}, " if meta.get("n_bytes") else ""
-    return f"{text}{count(meta['n_tokens'])} tokens in {meta['n_sequences']:,} sequences"
+    longer = f", without {meta['n_longer']:,} longer pairs" if meta.get("n_longer") else ""
+    return f"{text}{count(meta['n_tokens'])} tokens in {meta['n_sequences']:,} sequences{longer}"
 
 
 def optimizer_line(config: Config) -> str:

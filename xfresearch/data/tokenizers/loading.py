@@ -60,7 +60,10 @@ def load_tokenizer(path) -> Tokenizer:
         raise refused(file, file_format, TOKENIZERS)
     special = special_tokens.read(path) if is_directory(path) else special_tokens.NO_SPECIAL_TOKENS
     try:
-        return _load(file, file_format.kind, special)
+        made = _load(file, file_format.kind, special)
+        if special.decoder_start is not None and 0 <= special.decoder_start < made.vocab_size:
+            made.decoder_start = special.decoder_start
+        return made
     except UserError as error:
         raise UserError(f"{file}: {error}") from None
     except (KeyboardInterrupt, SystemExit):

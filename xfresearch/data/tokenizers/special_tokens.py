@@ -20,6 +20,7 @@ class SpecialTokens:
     adds_begin: bool = False  # used only for tokenizer files that cannot define it themselves
     end: str = ""
     stops: tuple[int, ...] = ()
+    decoder_start: int | None = None  # what the decoder of a model with an encoder reads first
     kind: str = ""  # the tokenizer class in `transformers`, without "Fast"
     files: dict[str, bytes] = field(default_factory=dict)
 
@@ -34,11 +35,15 @@ def read(directory: epath.Path) -> SpecialTokens:
     for name in files:
         values |= {key: value for key, value in read_object(inside(directory, name)).items() if value is not None}
     stops = next(filter(None, (_stops(inside(directory, name)) for name in _ID_FILES)), ())
-    if stops:  # saves this key only: the other settings do not belong to the tokenizer
-        files["generation_config.json"] = json.dumps({"eos_token_id": stops}).encode() + b"\n"
+    start = next((found for name in _ID_FILES if (found := _decoder_start(inside(directory, name))) is not None), None)
+    ids: dict[str, object] = {"eos_token_id": stops} if stops else {}
+    ids |= {} if start is None else {"decoder_start_token_id": start}
+    if ids:  # saves these keys only: the other settings do not belong to the tokenizer
+        files["generation_config.json"] = json.dumps(ids).encode() + b"\n"
     adds_begin = values.get("add_bos_token") is True
     kind = str(values.get("tokenizer_class", "")).removesuffix("Fast")
-    return SpecialTokens(_name(values.get("bos_token")), adds_begin, _name(values.get("eos_token")), stops, kind, files)
+    begin, end = (_name(values.get(name)) for name in ("bos_token", "eos_token"))
+    return SpecialTokens(begin, adds_begin, end, stops, start, kind, files)
 
 
 def _name(token) -> str:
@@ -51,3 +56,8 @@ def _stops(path: epath.Path) -> tuple[int, ...]:
     ids = read_object(path).get("eos_token_id") if exists(path) else None
     ids = ids if isinstance(ids, list) else [ids]
     return tuple(i for i in ids if type(i) is int)  # `type`, because isinstance(True, int) is true
+
+
+def _decoder_start(path: epath.Path) -> int | None:
+    found = read_object(path).get("decoder_start_token_id") if exists(path) else None
+    return found if type(found) is int else None

@@ -1,0 +1,79 @@
+"""Packs pairs into rows for an encoder and a decoder.
+
+A row has S places for sources and L for targets, both with segment ids from 1 (0 is padding): a source and its target
+have the same id. A target of n ids, of which the last one ends it, takes n places: the decoder reads the start id and
+then all but the last, and predicts all.
+"""
+
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from xfresearch.data.packing import OPEN_BINS, positions
+
+
+class Pair(NamedTuple):
+    source: np.ndarray  # int32 [s]
+    target: np.ndarray  # int32 [n], with the id that ends it
+
+    def fits(self, source_length: int, length: int) -> bool:
+        return len(self.source) <= source_length and len(self.target) <= length
+
+
+def packed_rows(pairs: Iterable[Pair], source_length: int, length: int) -> Iterator[list[Pair]]:
+    """The pairs of each row, which fits all of them. Best-fit bin packing by the places that stay free, with at most
+    OPEN_BINS open rows; to open another, the fullest is closed."""
+    bins: list[list[Pair]] = []
+    free: list[np.ndarray] = []  # places that are left in each row: of sources, of targets
+    for pair in pairs:
+        size = np.array([len(pair.source), len(pair.target)])
+        fitting = [i for i, left in enumerate(free) if (size <= left).all()]
+        if fitting:
+            best = min(fitting, key=lambda i: free[i].sum())
+        else:
+            if len(bins) == OPEN_BINS:
+                fullest = min(range(OPEN_BINS), key=lambda i: free[i].sum())
+                del free[fullest]
+                yield bins.pop(fullest)
+            bins.append([])
+            free.append(np.array([source_length, length]))
+            best = len(bins) - 1
+        bins[best].append(pair)
+        free[best] -= size
+    yield from bins
+
+
+def row(pairs: list[Pair], source_length: int, length: int) -> np.ndarray:
+    """int32 [2 (S + L)]: sources, their segments, targets, their segments."""
+    return np.concatenate([*_side([p.source for p in pairs], source_length), *_side([p.target for p in pairs], length)])
+
+
+def _side(parts: list[np.ndarray], length: int) -> tuple[np.ndarray, np.ndarray]:
+    ids, segments = np.zeros(length, np.int32), np.zeros(length, np.int32)
+    first = 0
+    for number, part in enumerate(parts, 1):
+        ids[first : first + len(part)] = part
+        segments[first : first + len(part)] = number
+        first += len(part)
+    return ids, segments
+
+
+def unpack(rows: np.ndarray, source_length: int, length: int, start: int) -> dict[str, np.ndarray]:
+    """A batch from rows [n, 2 (S + L)]: source, source_segments, source_positions int32 [n, S]; tokens, targets, segments,
+    positions int32 [n, L] and weights float32 [n, L], 0 for padding. The decoder reads `start` where a target begins."""
+    cuts = np.cumsum([source_length, source_length, length])
+    source_BS, source_segments_BS, targets_BL, segments_BL = np.split(rows, cuts, axis=1)
+    tokens_BL = np.full_like(targets_BL, start)
+    goes_on_BL = segments_BL[:, 1:] == segments_BL[:, :-1]
+    tokens_BL[:, 1:] = np.where(goes_on_BL, targets_BL[:, :-1], start)
+    return {
+        "tokens": np.where(segments_BL > 0, tokens_BL, 0),
+        "targets": targets_BL,
+        "weights": (segments_BL > 0).astype(np.float32),
+        "segments": segments_BL,
+        "positions": positions(segments_BL),
+        "source": source_BS,
+        "source_segments": source_segments_BS,
+        "source_positions": positions(source_segments_BS),
+    }

@@ -1,0 +1,184 @@
+"""A split of pairs in rows, read by index. Pairs of files are tokenised, packed and cached; those of a task are made when
+they are read."""
+
+import hashlib
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property, partial
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from xfresearch.config.options import RunConfig
+from xfresearch.data.cache import build_once, cache_root, complete, digest, read_meta, write_meta
+from xfresearch.data.corpora import open_split
+from xfresearch.data.pairs import packing
+from xfresearch.data.pairs.packing import Pair
+from xfresearch.data.pairs.tasks import PairTask
+from xfresearch.data.tokenizers import Tokenizer, tokenizer_for
+from xfresearch.runtime.errors import UserError
+from xfresearch.runtime.files import inside
+from xfresearch.runtime.progress import stage
+
+FORMAT = 1
+_ROWS = "rows.array_record"
+_CHUNK = 4096  # pairs that wait to be tokenised
+_SAMPLE = 256  # rows of a task that are looked at before a run
+_TRIES = 1000  # pairs of a task that are too long, one after another
+
+
+def encode(tokenizer: Tokenizer, pair: tuple[bytes, bytes]) -> Pair:
+    """The ids of a source and of a target, which end with end_of_text. Those of a tokenizer with begin_of_text begin with
+    it, unless it is what the decoder starts from."""
+    source, target = (tokenizer.encode(text).tolist() for text in pair)
+    begin, end = [] if tokenizer.begin_of_text is None else [tokenizer.begin_of_text], [tokenizer.end_of_text]
+    own = [] if begin == [tokenizer.decoder_start] else begin
+    return Pair(np.array([*begin, *source, *end], np.int32), np.array([*own, *target, *end], np.int32))
+
+
+def prepare(config: RunConfig, split: str, corpus: str, tokenizer: Tokenizer | None = None) -> "PairedSplit | TaskSplit":
+    """The pairs of `split` of `corpus` in rows of config.source_length and config.sequence_length.
+
+    Raises UserError if none of them fits. `.meta` has n_sequences, n_tokens, n_pairs, n_bytes, and n_longer, the pairs that
+    do not fit and are left out. Of a task they are estimates of what it would generate.
+    """
+    tokenizer = tokenizer or tokenizer_for(config.data)
+    pairs = open_split(corpus, split, config.data)
+    if isinstance(pairs, PairTask):
+        return TaskSplit(pairs, split, config, tokenizer)
+    lengths = config.source_length, config.sequence_length
+    of_ids = tokenizer.digest, tokenizer.decoder_start
+    inputs = [FORMAT, pairs.identity(), split, of_ids, lengths, config.data.objective.rows]
+
+    def build(directory: Path) -> None:
+        workers = config.data.workers or os.cpu_count() or 1
+        _write(directory, config, _encoded(pairs, split, corpus, tokenizer, workers), f"{corpus} {split}")
+
+    target = cache_root(config.data) / "pairs" / f"{split}-{digest(inputs)}"
+    return PairedSplit(build_once(target, build, complete), lengths, tokenizer.decoder_start)
+
+
+class PairedSplit:
+    """A split of pairs from files, in an ArrayRecord file. It has the interface of packed.PackedSplit."""
+
+    byte_scale = 1.0
+
+    def __init__(self, directory: Path, lengths: tuple[int, int], start: int):
+        self.directory, self.lengths, self.start = directory, lengths, start
+        self.meta = read_meta(directory)
+        self.digest = self.meta["digest"]
+
+    def __len__(self) -> int:
+        return self.meta["n_sequences"]
+
+    def read(self, indices) -> dict[str, np.ndarray]:
+        """Several rows at once, as packing.unpack returns them."""
+        records = self._records.read([int(i) for i in indices]) if len(indices) else []
+        rows = np.frombuffer(b"".join(records), np.int32).reshape(len(records), 2 * sum(self.lengths))
+        return packing.unpack(rows, *self.lengths, self.start)
+
+    @cached_property
+    def _records(self):
+        from array_record.python.array_record_module import ArrayRecordReader
+
+        # As in packed.py: ArrayRecordDataSource starts threads at every call.
+        return ArrayRecordReader(str(self.directory / _ROWS), options="readahead_buffer_size:0,max_parallelism:0")
+
+
+class TaskSplit:
+    """A split of a task. Row i has its pair i and, if rows are packed, more pairs while they fit. Longer pairs are left
+    out."""
+
+    byte_scale = 1.0
+
+    def __init__(self, task: PairTask, split: str, config: RunConfig, tokenizer: Tokenizer):
+        self.task, self.split, self.tokenizer = task, split, tokenizer
+        self.lengths = config.source_length, config.sequence_length
+        self.packs = config.data.objective.rows == "packed"
+        self.digest = digest([FORMAT, task.identity(), split, tokenizer.digest, self.lengths, self.packs])
+        self.meta = self._estimates()
+
+    def __len__(self) -> int:
+        return self.task.rows(self.split)
+
+    def read(self, indices) -> dict[str, np.ndarray]:
+        """Several rows at once, as packing.unpack returns them."""
+        rows = [packing.row(self._row(int(i)), *self.lengths) for i in indices]
+        stacked = np.stack(rows) if rows else np.zeros((0, 2 * sum(self.lengths)), np.int32)
+        return packing.unpack(stacked, *self.lengths, self.tokenizer.decoder_start)
+
+    def _row(self, number: int) -> list[Pair]:
+        row: list[Pair] = []
+        pairs = map(partial(encode, self.tokenizer), self.task.endless(self.split, number))
+        free = np.array(self.lengths)
+        for pair in islice(pairs, _TRIES):
+            if pair.fits(*free):
+                row.append(pair)
+                free -= [len(pair.source), len(pair.target)]
+            if row and (not self.packs or not pair.fits(*free)):
+                return row
+        if not row:
+            raise _none_fits(self.task, self.lengths)
+        return row
+
+    def _estimates(self) -> dict[str, Any]:
+        """The counts of the first rows, for all rows."""
+        count = min(_SAMPLE, len(self))
+        rows = [self._row(number) for number in range(count)]
+        firsts = [encode(self.tokenizer, next(self.task.endless(self.split, number))) for number in range(count)]
+        longer = sum(not pair.fits(*self.lengths) for pair in firsts)
+        tokens = sum(len(pair.source) + len(pair.target) for row in rows for pair in row)
+        scale = len(self) / count
+        counts = {"n_tokens": tokens, "n_pairs": sum(map(len, rows)), "n_longer": longer}
+        return {name: round(value * scale) for name, value in counts.items()} | {"n_sequences": len(self), "n_bytes": 0}
+
+
+def _encoded(pairs, split: str, corpus: str, tokenizer: Tokenizer, workers: int) -> Iterator[tuple[Pair, int]]:
+    """Each pair, and the bytes of its texts. Encodes in threads: the libraries of tokenizers release the GIL."""
+    texts = iter(pairs.pairs(split))
+    with ThreadPoolExecutor(workers) as pool, stage(f"tokenising {corpus} {split}", pairs.n_bytes(split)) as progress:
+        while chunk := list(islice(texts, _CHUNK)):
+            sizes = [len(source) + len(target) for source, target in chunk]
+            yield from zip(pool.map(partial(encode, tokenizer), chunk), sizes, strict=True)
+            progress.update(sum(sizes))
+
+
+def _write(directory: Path, config: RunConfig, encoded: Iterator[tuple[Pair, int]], title: str) -> None:
+    """Writes the rows of all pairs that fit, and the meta of the split."""
+    from array_record.python.array_record_module import ArrayRecordWriter
+
+    lengths = config.source_length, config.sequence_length
+    count = {"n_pairs": 0, "n_longer": 0, "n_bytes": 0, "n_tokens": 0, "n_sequences": 0}
+
+    def fitting() -> Iterator[Pair]:
+        for pair, size in encoded:
+            fits = pair.fits(*lengths)
+            count["n_pairs" if fits else "n_longer"] += 1
+            if fits:
+                count["n_bytes"] += size
+                count["n_tokens"] += len(pair.source) + len(pair.target)
+                yield pair
+
+    packs = config.data.objective.rows == "packed"
+    rows: Iterator[Sequence[Pair]] = packing.packed_rows(fitting(), *lengths) if packs else ([pair] for pair in fitting())
+    writer = ArrayRecordWriter(str(inside(directory, _ROWS)), "group_size:1")
+    content = hashlib.sha256()
+    for row in rows:
+        record = packing.row(list(row), *lengths).tobytes()
+        writer.write(record)
+        content.update(record)
+        count["n_sequences"] += 1
+    writer.close()
+    if not count["n_sequences"]:
+        raise _none_fits(title, lengths) if count["n_longer"] else UserError(f"{title}: it has no pairs")
+    write_meta(directory, count | {"digest": content.hexdigest(), "lengths": lengths})
+
+
+def _none_fits(what, lengths: tuple[int, int]) -> UserError:
+    source_length, length = lengths
+    return UserError(
+        f"{what}: every pair is longer than config.source_length={source_length} or config.sequence_length={length} tokens"
+    )
