@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.contracts.variants import NEEDS, in_float64, model, random_params
+from tests.contracts.variants import NEEDS, ONE_STACK, in_float64, model, random_params
 from tests.daily import daily
 from tests.reference import figures
 from tests.tiny_runs import tiny_config
@@ -22,7 +22,6 @@ from xfresearch.analysis.patching import default_sites
 from xfresearch.analysis.prompts import Prompt
 from xfresearch.analysis.selectable import selectable
 from xfresearch.analysis.tracing import effects, normal, sites_of
-from xfresearch.models.layouts import LAYOUTS
 
 CLOSE = 1e-10
 TOKENS_NL = np.random.default_rng(3).integers(64, size=(3, 7))
@@ -54,12 +53,12 @@ def made(layout: str, form: str) -> LanguageModel:
 
 def each_sublayer(layout: str, name: str) -> list[str]:
     """An option of 'feed_forward' for each of the layout's feed-forward sublayers, by their names; another one as it is."""
-    names = [branch.name for branch in LAYOUTS[layout].branches if branch.role == "feed_forward"]
+    names = [branch.name for branch in ONE_STACK[layout].branches if branch.role == "feed_forward"]
     return [name.replace("feed_forward", each) for each in names] if name.startswith("feed_forward") else [name]
 
 
 LACKS = {("all_attention", "experts"), ("attention_only", "experts"), ("fused_output", "wide")}  # such models do not exist
-CASES = [case for case in itertools.product(LAYOUTS, FORMS) if case not in LACKS]
+CASES = [case for case in itertools.product(ONE_STACK, FORMS) if case not in LACKS]
 DAILY = [("pre_norm", "experts"), ("post_norm", "dense"), ("peri_norm", "slots"), ("all_attention", "slots")]
 each_layout = pytest.mark.parametrize("layout, form", daily(DAILY, CASES))
 some_layouts = pytest.mark.parametrize("layout, form", daily(DAILY[-2:], CASES))

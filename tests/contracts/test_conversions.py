@@ -12,12 +12,11 @@ import numpy as np
 import pytest
 
 from tests.contracts.rooms import OF_CONVERSION
-from tests.contracts.variants import ALL, BASE, DISTINCT, MAIN
+from tests.contracts.variants import ALL, BASE, DISTINCT, MAIN, ONE_STACK
 from xfresearch.models import transformer
 from xfresearch.models.block_config import BLOCKS
 from xfresearch.models.feed_forwards.activations import ACTIVATIONS
 from xfresearch.models.kinds import FEED_FORWARDS, MIXERS
-from xfresearch.models.layouts import LAYOUTS
 from xfresearch.models.model_config import ModelConfig, resolve_model
 from xfresearch.runtime.errors import UserError
 from xfresearch.surgery.network import assemble, take_apart
@@ -39,10 +38,10 @@ def model_of(layout: str, mixer: str = "softmax", feed_forward: str = "gelu") ->
     """The base with another block. Raises UserError if there is no such model."""
     kinds = {"mixer": (MIXERS, mixer), "feed_forward": (FEED_FORWARDS, feed_forward)}
     options = {}
-    for branch in LAYOUTS[layout].branches:
+    for branch in ONE_STACK[layout].branches:
         table, kind = kinds[branch.role]
         options[branch.name] = table[kind].options(kind=kind, **NEEDS.get(kind, {}))
-    ends = any("post" in branch.norms for branch in LAYOUTS[layout].branches) and layout != "resi_dual"
+    ends = any("post" in branch.norms for branch in ONE_STACK[layout].branches) and layout != "resi_dual"
     block = BLOCKS[layout](**options)
     return resolve_model(replace(BASE, blocks={"main": block}, final_norm="none" if ends else "layer"))
 
@@ -69,7 +68,7 @@ def check(model: ModelConfig) -> int:
     return applied
 
 
-@pytest.mark.parametrize("layout", [name for name in LAYOUTS if name != "sandwich_norm"])  # a name of peri_norm
+@pytest.mark.parametrize("layout", [name for name in ONE_STACK if name != "sandwich_norm"])  # a name of peri_norm
 def test_every_conversion_of_a_layout(layout):
     assert check(model_of(layout)) >= 2
 
@@ -80,7 +79,7 @@ def test_every_conversion_of_a_mixer(mixer):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", ONE_STACK)
 def test_every_conversion_of_the_cross_product(layout):
     for mixer, feed_forward in product(MIXERS, ALIKE.values()):
         try:

@@ -5,17 +5,17 @@ from _pytest.mark.expression import Expression
 
 from tests.conftest import pytest_make_parametrize_id as case_id
 from tests.contracts import variants
+from tests.contracts.variants import ONE_STACK
 from tests.covers import covered
 from tests.reference import feed_forward, layouts, norms
 from tests.reference.attention import ATTENTIONS
 from xfresearch.models.feed_forwards.activations import ACTIVATIONS
 from xfresearch.models.kinds import FEED_FORWARDS, MIXERS
-from xfresearch.models.layouts import LAYOUTS
 from xfresearch.models.norms import NORMS
 
 FIELDS = variants.fields()
 TABLES = {
-    "layouts": (layouts.LAYOUTS, LAYOUTS),
+    "layouts": (layouts.LAYOUTS, ONE_STACK),
     "norms": (norms.NORMS, NORMS),
     "activations": (feed_forward.ACTIVATIONS, ACTIVATIONS),
     "mixers": (ATTENTIONS, MIXERS),
@@ -36,12 +36,12 @@ def test_every_option_is_varied_or_covered_elsewhere():
 
 
 def test_every_norm_site_is_set_in_some_variant():
-    wanted = {f"{s.name}_{place}" for layout in LAYOUTS.values() for s in layout.branches for place in s.norms}
+    wanted = {f"{s.name}_{place}" for layout in ONE_STACK.values() for s in layout.branches for place in s.norms}
     blocks = [b for config in variants.VARIANTS.values() for b in config.blocks.values()]
     assert wanted == {site for b in blocks for site, norm in vars(b.norms).items() if norm.kind}
 
 
-@pytest.mark.parametrize("table, field", [(LAYOUTS, "layout"), (norms.NORMS, "norm")])
+@pytest.mark.parametrize("table, field", [(ONE_STACK, "layout"), (norms.NORMS, "norm")])
 def test_every_entry_of_a_table_is_used_by_a_variant(table, field):
     assert set(table) == {getattr(b, field) for config in variants.VARIANTS.values() for b in config.blocks.values()}
 

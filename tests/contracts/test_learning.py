@@ -9,9 +9,8 @@ import optax
 import pytest
 
 from tests.contracts.passes import forward
-from tests.contracts.variants import KINDS, NAMED, marked, model, needed
+from tests.contracts.variants import KINDS, NAMED, ONE_STACK, marked, model, needed
 from xfresearch.models import transformer
-from xfresearch.models.layouts import LAYOUTS
 
 STEPS, BATCH, LENGTH, VOCAB = 80, 16, 32, 128
 BASE = {"vocab_size": VOCAB, "max_length": LENGTH, "position": "learned"}
@@ -23,7 +22,7 @@ DEFAULT_RUN = ("post_norm", "skipless_parallel", "moe")
 def learners() -> dict:
     """Each layout, some activations and each kind once, and the causal named configs (for the other one, see
     tests/test_majority.py)."""
-    cases = [("blocks.main.layout", name) for name in LAYOUTS]
+    cases = [("blocks.main.layout", name) for name in ONE_STACK]
     cases += [("blocks.main.feed_forward.kind", name) for name in (*ACTIVATIONS, *KINDS["feed_forward"])]
     cases += [("blocks.main.attention.kind", name) for name in KINDS["attention"]]
     by_name = {name: {path: name} | needed(path, name) for path, name in cases}

@@ -34,6 +34,8 @@ from xfresearch.models.model_config import ModelConfig, mixtures, resolve_model
 from xfresearch.run.files import parse
 from xfresearch.runtime.trees import path_name
 
+# Layouts of models without an encoder. tests/models/test_encoder.py has the others.
+ONE_STACK = {name: layout for name, layout in LAYOUTS.items() if not layout.reads_source}
 ROOT = Path(__file__).parent.parent.parent
 BATCH, LENGTH = 2, 8
 
@@ -211,7 +213,7 @@ def _fields(config) -> dict:
 
 def choices() -> dict:
     """{path: values that differ from the base} of options with a closed list of values, kinds, layouts and NUMBERS."""
-    collected = {"blocks.main.layout": [name for name in LAYOUTS if name != "pre_norm"]}
+    collected = {"blocks.main.layout": [name for name in ONE_STACK if name != "pre_norm"]}
     for sublayer in KINDS:
         kinds, default, _ = TABLES[sublayer]
         collected[f"blocks.main.{sublayer}.kind"] = [name for name in kinds if name != default]
@@ -254,7 +256,7 @@ def _sites() -> dict:
     """Layouts that together have every norm site, with different norms at neighbouring sites."""
     collected = {}
     seen = set()
-    for name, layout in LAYOUTS.items():
+    for name, layout in ONE_STACK.items():
         sites = [f"{s.name}_{place}" for s in layout.branches for place in s.norms]
         if not set(sites) <= seen:
             seen |= set(sites)

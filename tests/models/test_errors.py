@@ -34,7 +34,7 @@ INVALID = [
     ({"pattern": ()}, ["model.pattern=()", "at least one"]),
     ({"pattern": ("mian",)}, ["model.pattern=('mian',)", "main", "did you mean 'main'"]),
     ({"pattern": ("main",) * 3}, ["model.depth=2", "a multiple of the 3"]),
-    ({"blocks": {"main": MAIN, "spare": MAIN}}, ["model.blocks='spare'", "a block that model.pattern"]),
+    ({"blocks": {"main": MAIN, "spare": MAIN}}, ["model.blocks='spare'", "a block that model.pattern or .segments uses"]),
     (
         {"blocks": {"main": MAIN, "main_1": MAIN}, "pattern": ("main_1", "main", "main"), "depth": 3},
         ["model.blocks='main_1'", "another name"],

@@ -8,11 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.contracts.variants import ALL
+from tests.contracts.variants import ALL, ONE_STACK
 from tests.training.test_parameter_kinds import kind_of, leaves
 from xfresearch.models import transformer
 from xfresearch.models.layers import stacks
-from xfresearch.models.layouts import LAYOUTS
 
 # Outputs per layer that are added to the residual stream. Each is scaled by 1/sqrt(depth * outputs), so that the
 # stream's variance does not grow with depth (GPT-2, sec. 2.3). 0: not scaled, since a norm, a gain or the lack of a
@@ -194,7 +193,7 @@ INITIAL |= {f"{norm}/shift": ZEROS for norm in NORMS}
 
 
 def test_every_layout_is_in_the_table():
-    assert OUTPUTS.keys() == LAYOUTS.keys()
+    assert OUTPUTS.keys() == ONE_STACK.keys()
 
 
 @pytest.fixture

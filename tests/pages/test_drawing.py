@@ -33,6 +33,9 @@ EXPECTED = {
     "hyper_connections": (2, 2, 2, 0),
     "deep_norm": (2, 2, 2, 0),
     "resi_dual": (2, 2, 2, 0),
+    "cross_pre_norm": (3, 3, 3, 0),
+    "cross_post_norm": (3, 3, 3, 0),
+    "cross_all_attention": (2, 2, 2, 0),
 }
 
 
@@ -48,7 +51,9 @@ def test_every_layout_is_drawn_as_its_formula(layout):
     assert (drawn(svg, "norm"), drawn(svg, "skip")) == (norms, skips)
     assert (svg.count(">+</text>"), svg.count(">×</text>")) == (sums, gains)
     names = [branch.role for branch in LAYOUTS[layout].branches]
-    assert (drawn(svg, "mixer"), drawn(svg, "feed_forward")) == (names.count("mixer"), names.count("feed_forward"))
+    for role in ("mixer", "cross", "feed_forward"):
+        assert drawn(svg, role) == names.count(role)
+    assert drawn(svg, "source") == names.count("cross")
     assert drawn(svg, "sum") == (2 if layout == "resi_dual" else 0)
 
 

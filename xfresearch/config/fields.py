@@ -98,6 +98,11 @@ def choices(classes: Mapping[str, type], defaults: dict[str, str], doc: str, by:
     return field(default_factory=make, metadata={"doc": doc, "choice": chosen})
 
 
+def named(doc: str) -> Any:
+    """A field that is a dictionary of groups of one class, without any at first."""
+    return field(default_factory=dict, metadata={"doc": doc})
+
+
 class Leaf(NamedTuple):
     """One option of a config."""
 
@@ -177,6 +182,10 @@ def change(config: Any, path: str, value: Any, prefix: str = "") -> Any:
             new = _choose(chosen, old[item], value)
         else:
             new = change(old[item], last, value, f"{prefix}{name}.{item}.") if last else value
+        return dataclasses.replace(config, **{name: {**old, item: new}})
+    if isinstance(old, dict):
+        item, _, last = rest.partition(".")
+        new = change(old[item], last, value, f"{prefix}{name}.{item}.") if last else value
         return dataclasses.replace(config, **{name: {**old, item: new}})
     if chosen and rest == chosen.by:
         return dataclasses.replace(config, **{name: _choose(chosen, old, value)})

@@ -20,7 +20,7 @@ from xfresearch.data.pipeline import prepare, stream_tokens
 from xfresearch.kernels.cross_entropy import token_nll
 from xfresearch.kernels.defaults import fast_layers
 from xfresearch.models import transformer
-from xfresearch.models.context import AUTO, Context, Execution
+from xfresearch.models.context import AUTO, Context, Execution, source_in
 from xfresearch.models.model_config import ModelConfig, check_length
 from xfresearch.run.config import Config
 from xfresearch.runtime.errors import UserError
@@ -41,7 +41,9 @@ def make_scorer(
     @jax.jit
     def scorer(params, batch):
         lm = transformer.bind(model, params)
-        ctx = Context(batch["positions"], batch["segments"], mesh=mesh, execution=execution)
+        ctx = Context(
+            batch["positions"], batch["segments"], source=source_in(batch), mesh=mesh, execution=execution
+        )
         out = lm(batch["tokens"], ctx, layers=layers)
         nll_BL, correct_BL = token_nll(out.hidden_BLD, lm.logit_head(), batch["targets"], rows, mesh)
         scored_BL = batch["weights"] > 0

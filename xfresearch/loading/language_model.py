@@ -42,6 +42,7 @@ from xfresearch.models.inputs import (
 from xfresearch.models.memories import memory
 from xfresearch.models.model_config import LIMITS, ModelConfig, check_length, longest_sequence
 from xfresearch.models.sampling import DEFAULT, Sampling
+from xfresearch.models.sources import SourceText, source_of
 from xfresearch.models.stack import ends_with
 from xfresearch.models.sublayer import Memory
 from xfresearch.models.taps import Patch, Request, captured, request
@@ -112,6 +113,7 @@ class LanguageModel:
         replace: Replacements | None = None,
         positions_BL: ArrayLike | None = None,
         segments_BL: ArrayLike | None = None,
+        source: SourceText | None = None,
     ) -> jax.Array:
         """Logits [B, L, V] in float32 (float64 for a float64 model) of a text or of token ids [B, L].
 
@@ -121,9 +123,10 @@ class LanguageModel:
         custom derivatives, such as jax.nn.relu, are compiled anew. jax.jit, jax.grad and jax.vmap work around it.
         `positions_BL` are the positions of the tokens: 0, 1, ... by default, and within the position table, if the model
         has one. `segments_BL` are the numbers of their documents in a packed row, 0 for padding; by default one document
-        without padding.
+        without padding. `source` is what the encoder of a model with two stacks reads: a text, or ids [B, S], or lists of
+        them of different lengths.
         """
-        inputs = self._inputs(tokens_BL, replace, positions_BL, segments_BL)
+        inputs = self._inputs(tokens_BL, replace, positions_BL, segments_BL, source)
         logits_BLV: jax.Array = _logits(self.config, self.params, *inputs)
         return logits_BLV
 
@@ -133,10 +136,11 @@ class LanguageModel:
         replace: Replacements | None = None,
         positions_BL: ArrayLike | None = None,
         segments_BL: ArrayLike | None = None,
+        source: SourceText | None = None,
     ) -> jax.Array:
         """The loss [B, L - 1] of each token of a text, or of token ids [B, L], given those before it, in nats. The other
         arguments are those of a call. Raises UserError for fewer than two tokens."""
-        inputs = self._inputs(tokens_BL, replace, positions_BL, segments_BL)
+        inputs = self._inputs(tokens_BL, replace, positions_BL, segments_BL, source)
         if inputs[0].shape[1] < 2:
             raise UserError("a loss needs at least 2 tokens: the first one is only read")
         loss_BL: jax.Array = _loss(self.config, self.params, *inputs)
@@ -161,12 +165,13 @@ class LanguageModel:
         replace: Replacements | None = None,
         positions_BL: ArrayLike | None = None,
         segments_BL: ArrayLike | None = None,
+        source: SourceText | None = None,
     ) -> dict[str, jax.Array]:
         """{name: value} of the taps `names`, in the order of computation, in a pass over a text or token ids [B, L]. `*`
         in a name stands for any part of it: 'blocks.*.feed_forward.out'. A name may be that of TransformerLens. The other
         arguments are those of a call; replaced values are recorded after the replacement."""
         names = matching(self.config, (names,) if isinstance(names, str) else tuple(names))
-        inputs = self._inputs(tokens_BL, replace, positions_BL, segments_BL)
+        inputs = self._inputs(tokens_BL, replace, positions_BL, segments_BL, source)
         values = _capture(self.config, frozenset(tap for tap, _ in names.values()), self.params, *inputs)
         return {name: values[tap] for name, (tap, _) in names.items()}
 
@@ -176,15 +181,17 @@ class LanguageModel:
         replace: Replacements | None,
         positions_BL: ArrayLike | None,
         segments_BL: ArrayLike | None,
+        source: SourceText | None,
     ) -> tuple[Any, ...]:
         """The arguments of the compiled passes after the parameters."""
         tokens_BL = self.tokens(tokens_BL)
         rows = self.config.max_length if self.config.position == "learned" else 2**31
         positions_BL = each_token("positions_BL", positions_BL, tokens_BL, limit=rows)
         segments_BL = each_token("segments_BL", segments_BL, tokens_BL)
-        by_tap = patches(self.config, replace or {}, *tokens_BL.shape)
-        taps = request(self.config, (), shared(self.config, by_tap, *tokens_BL.shape))
-        return tokens_BL, taps, positions_BL, segments_BL
+        read = source_of(self.config, self.tokenizer, source, len(tokens_BL))
+        sizes = (*tokens_BL.shape, *(read.tokens_BS.shape[1:] if read else ()))
+        taps = request(self.config, (), shared(self.config, patches(self.config, replace or {}, *sizes), *sizes))
+        return tokens_BL, taps, positions_BL, segments_BL, read
 
     def batches(
         self, corpus: str = "", split: str = "", batch_size: int = 8, length: int = 0, limit: int = 0

@@ -35,6 +35,7 @@ def places(around: Place, depth: int, block: BlockConfig) -> Iterator[tuple[Bran
             inner_scale=branch.connection.kernel_scale(depth),
             output_scale=output_scale(layout, depth, branch),
             bare=branch.bare,
+            source_width=around.source_width if branch.role == "cross" else 0,
         )
         yield branch, place
         unread = branch.connection.adds_to == "nothing"
@@ -96,8 +97,13 @@ class Block(nnx.Module):
         norm = self.norm(branch, at)
         return x_BLD if norm is None else norm(x_BLD)
 
-    def init_cache(self, batch: int, length: int) -> dict:
-        return {each.name: getattr(self, each.name).init_cache(batch, length) for each in self.layout.branches}
+    def init_cache(self, batch: int, length: int, ctx: Context | None = None) -> dict:
+        """Empty caches, but for what is of the source of `ctx`."""
+        caches = {each.name: getattr(self, each.name).init_cache(batch, length) for each in self.layout.branches}
+        if ctx is None or ctx.source is None:
+            return caches
+        of_source = {name: getattr(self, name).source_cache(ctx.at(name)) for name in caches}
+        return {name: cache | of_source[name] for name, cache in caches.items()}
 
     @staticmethod
     def costs(around: Place, depth: int, block: BlockConfig, length: int) -> Costs:

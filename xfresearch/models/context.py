@@ -24,6 +24,28 @@ class Aux(NamedTuple):
         return Aux(*(mine | theirs for mine, theirs in zip(self, other, strict=True)))
 
 
+class Source(NamedTuple):
+    """What cross-attention reads: the tokens of another sequence, and then their encoding.
+
+    segments_BS: ids as those of the decoder's tokens, 0 for padding; None for one document, number 1, without padding.
+    positions_BS: position of each token in its own document; None for 0, 1, ...
+    x_BSW: the encoding, of the encoder's width W; None before the encoder has run.
+    """
+
+    tokens_BS: Any
+    segments_BS: Any = None
+    positions_BS: Any = None
+    x_BSW: Any = None
+
+
+SOURCE = {"source": "int32", "source_segments": "int32", "source_positions": "int32"}  # arrays [B, S] of a batch
+
+
+def source_in(batch: Mapping[str, Any]) -> Source | None:
+    """The source of a batch; None without."""
+    return Source(*(batch[name] for name in SOURCE)) if "source" in batch else None
+
+
 @dataclass(frozen=True)
 class Execution:
     """How a model is computed. This does not change its function."""
@@ -54,6 +76,7 @@ class Context:
     cache_index: Any = 0  # position in the cache of the first token of this call
     cache_segments_BS: Any = None
     shared: Mapping[str, Any] = field(default_factory=dict)  # tables that all layers share, by name
+    source: Source | None = None  # of a model with an encoder; None if caches have its keys and values
     carried: Mapping[str, Any] = field(default_factory=dict)  # values that travel between layers, by name (stream.py)
     mesh: Any = None  # jax.sharding.Mesh or AbstractMesh that the arrays are on; None: no constraints
     execution: Execution = AUTO

@@ -12,18 +12,19 @@ class Costs:
     """Costs of a model or of a part of it.
 
     active_parameters: without the experts that a token does not use.
-    flops_per_token: of the forward pass, at `sequence_length`.
+    flops_per_token: of the forward pass, at `sequence_length`. It includes the share of a token in the FLOPs of an encoder,
+    and of the keys and values that cross-attention computes once; then it may be a fraction.
     cache_bytes_per_token: for each additional token of context.
     """
 
     parameters: int = 0
     active_parameters: int = 0
-    flops_per_token: int = 0
+    flops_per_token: int | float = 0
     cache_bytes_per_token: int = 0
     sequence_length: int = 0
 
     @property
-    def training_flops_per_token(self) -> int:
+    def training_flops_per_token(self) -> int | float:
         """FLOPs of a training step."""
         return 3 * self.flops_per_token
 
@@ -33,6 +34,12 @@ class Costs:
 
     def __mul__(self, times: int) -> "Costs":
         return Costs(**{k: v if k == "sequence_length" else v * times for k, v in vars(self).items()})
+
+
+def shared_by(flops: int, tokens: int) -> int | float:
+    """FLOPs per token of `flops` that all `tokens` share."""
+    whole, rest = divmod(flops, tokens)
+    return flops / tokens if rest else whole
 
 
 def weights(count: int, active: int | None = None) -> Costs:

@@ -11,10 +11,11 @@ import numpy as np
 
 from xfresearch.kernels.defaults import fast_layers
 from xfresearch.models import layers, transformer
-from xfresearch.models.context import Context
+from xfresearch.models.context import Context, Source
 from xfresearch.models.model_config import LIMITS, ModelConfig, longest_sequence
+from xfresearch.models.stack import StackConfig
 from xfresearch.models.tap_aliases import lens_names
-from xfresearch.models.taps import EVERYTHING, NO_TAPS, OUTSIDE, Patch, Request, captured
+from xfresearch.models.taps import ENCODER, EVERYTHING, NO_TAPS, OUTSIDE, Patch, Request, captured
 from xfresearch.models.traced import traced
 from xfresearch.runtime.errors import UserError, nearest
 
@@ -120,20 +121,31 @@ def encode(model: ModelConfig, tokenizer, text: str, name: str, special_tokens: 
 
 
 @cache
-def tap_shapes(model: ModelConfig, rows: int = 1, length: int = 1) -> dict[str, jax.ShapeDtypeStruct]:
+def tap_shapes(
+    model: ModelConfig, rows: int = 1, length: int = 1, source_length: int = 1
+) -> dict[str, jax.ShapeDtypeStruct]:
     """{name: shape and dtype} of all taps in a pass over tokens [rows, length], in the order of computation."""
     shapes = {}
 
-    def trace(params, tokens_BL):
-        captures = forward(model, params, tokens_BL, Request(EVERYTHING))[1].captures
-        names = [f"blocks.{layer.number}.{site}" for layer in layers.layers(model) for site in captures[layer.stack]]
-        before, *after = captures[OUTSIDE]
-        values = captured(model, captures, [before, *names, *after])
+    def trace(params, tokens_BL, source):
+        captures = forward(model, params, tokens_BL, Request(EVERYTHING), source=source)[1].captures
+        names = _names(model, captures)
+        if model.encoder:
+            names = [f"{ENCODER}.{name}" for name in _names(model.encoder, captures, f"{ENCODER}/")] + names
+        values = captured(model, captures, names)
         shapes.update({name: jax.ShapeDtypeStruct(value.shape, value.dtype) for name, value in values.items()})
 
     tokens = jax.ShapeDtypeStruct((rows, length), jnp.int32)
-    jax.eval_shape(trace, transformer.abstract(model), tokens)
+    source = Source(jax.ShapeDtypeStruct((rows, source_length), jnp.int32)) if model.encoder else None
+    jax.eval_shape(trace, transformer.abstract(model), tokens, source)
     return shapes
+
+
+def _names(config: StackConfig, captures: dict, prefix: str = "") -> list[str]:
+    """The taps of a stack whose captures have names with this prefix."""
+    of_layers = [(layer.number, captures[f"{prefix}{layer.stack}"]) for layer in layers.layers(config)]
+    before, *after = captures[f"{prefix}{OUTSIDE}"]
+    return [before, *(f"blocks.{number}.{site}" for number, sites in of_layers for site in sites), *after]
 
 
 def matching(model: ModelConfig, patterns: Iterable[str]) -> dict[str, tuple[str, str]]:
@@ -141,6 +153,8 @@ def matching(model: ModelConfig, patterns: Iterable[str]) -> dict[str, tuple[str
     stands for any part of a name. Raises UserError for a pattern that matches none."""
     taps = tap_shapes(model)
     names = {name: name for name in taps} | {theirs: ours for theirs, ours in lens_names(model).items() if ours in taps}
+    if model.encoder:  # the decoder's values have the names that they have in a model without an encoder, and these
+        names |= {f"decoder.{name}": name for name in taps if not name.startswith(f"{ENCODER}.")}
     order = {tap: number for number, tap in enumerate(taps)}
     matched: dict = {}
     for pattern in patterns:
@@ -152,13 +166,15 @@ def matching(model: ModelConfig, patterns: Iterable[str]) -> dict[str, tuple[str
     return dict(sorted(matched.items(), key=lambda item: order[item[1][0]]))
 
 
-def patches(model: ModelConfig, replace: Mapping, rows: int, length: int) -> dict[str, Patch]:
+def patches(
+    model: ModelConfig, replace: Mapping, rows: int, length: int, source_length: int = 1
+) -> dict[str, Patch]:
     """{tap: Patch} for a pass over tokens [rows, length], from {pattern: replacement}.
 
     A replacement is a function of the value, the new value, or a Patch. Raises UserError for a result of another shape."""
     if not replace:
         return {}  # the shapes of taps need a trace
-    shapes = tap_shapes(model, rows, length)
+    shapes = tap_shapes(model, rows, length, source_length)
     by_tap = {}
     for name, (tap, pattern) in matching(model, replace).items():
         new = replace[pattern]
@@ -185,18 +201,20 @@ def _array(pattern: str, value):
         raise UserError(f"replace[{pattern!r}] must be a function, the new value or an xf.Patch") from error
 
 
-def shared(model: ModelConfig, given: dict[str, Patch], rows: int, length: int) -> dict[str, Patch]:
+def shared(
+    model: ModelConfig, given: dict[str, Patch], rows: int, length: int, source_length: int = 1
+) -> dict[str, Patch]:
     """The patches with traced functions, so that passes with the same operations share a compiled program."""
-    shapes = tap_shapes(model, rows, length) if given else {}
+    shapes = tap_shapes(model, rows, length, source_length) if given else {}
     return {name: patch if patch.arguments else traced(patch, shapes[name]) for name, patch in given.items()}
 
 
 def forward(
-    model: ModelConfig, params: dict, tokens_BL, taps: Request = NO_TAPS, positions_BL=None, segments_BL=None
+    model: ModelConfig, params: dict, tokens_BL, taps: Request = NO_TAPS, positions_BL=None, segments_BL=None, source=None
 ) -> tuple:
     """The bound model, and its Output for token ids [B, L]. By default all tokens are one document, from position 0."""
     lm = transformer.bind(model, params)
     if positions_BL is None:
         positions_BL = jnp.broadcast_to(jnp.arange(tokens_BL.shape[1]), tokens_BL.shape)
-    ctx = Context(positions_BL, segments_BL)
+    ctx = Context(positions_BL, segments_BL, source=source)
     return lm, lm(tokens_BL, ctx, layers=str(fast_layers(model.depth).name), taps=taps)

@@ -10,6 +10,7 @@ from xfresearch.models.mixers.lambda_layer import LambdaConfig, LambdaLayer
 from xfresearch.models.mixers.slots import SlotAttention, SlotsConfig
 from xfresearch.models.mixers.softmax.attention import Attention
 from xfresearch.models.mixers.softmax.config import SoftmaxConfig
+from xfresearch.models.mixers.softmax.cross import CrossAttention, CrossConfig
 from xfresearch.models.mixers.value_residual import ValueResidualAttention, ValueResidualConfig
 from xfresearch.models.sublayer import SublayerConfig, SublayerModule, unread
 
@@ -44,9 +45,12 @@ FEED_FORWARDS = {
     "moe": Kind(MoeFeedForwardConfig, MixtureOfExperts),
 }
 
+CROSS = {"softmax": Kind(CrossConfig, CrossAttention)}
+
 # For each role of a sublayer: the kinds, the default kind, and a line of documentation.
 ROLES = {
     "mixer": (MIXERS, "softmax", "sublayer that mixes positions"),
+    "cross": (CROSS, "softmax", "sublayer that reads the encoder's output"),
     "feed_forward": (FEED_FORWARDS, "gelu", "sublayer that acts on each position alone"),
 }
 

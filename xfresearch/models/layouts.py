@@ -23,7 +23,7 @@ class Branch:
     """A sublayer in a layout. Its name is free; its role is what it does."""
 
     name: str  # key of its options, parameters and taps
-    role: Literal["mixer", "feed_forward"]
+    role: Literal["mixer", "cross", "feed_forward"]
     norms: tuple[str, ...] = ()  # a subset of ('in', 'out', 'post')
     connection: Connection = Residual()
     bare: bool = False  # it has no output matrix: the next sublayer reads its heads
@@ -44,6 +44,11 @@ class Layout:
         return tuple(site for branch in self.branches for site in branch.sites)
 
     @property
+    def reads_source(self) -> bool:
+        """Whether a sublayer reads the encoder's output."""
+        return any(branch.role == "cross" for branch in self.branches)
+
+    @property
     def optional_gain(self) -> bool:
         """Whether the block's option `branch_gain` sets the initial factor of a sublayer."""
         return any(branch.connection.branch.optional for branch in self.branches)
@@ -62,6 +67,11 @@ def _feed_forward(*norms: str, connection: Connection = _PLAIN) -> Branch:
 
 def _both(*norms: str, connection: Connection = _PLAIN) -> tuple[Branch, ...]:
     return _attention(*norms, connection=connection), _feed_forward(*norms, connection=connection)
+
+
+def _with_cross(*norms: str) -> tuple[Branch, ...]:
+    attention, feed_forward = _both(*norms)
+    return attention, Branch("cross_attention", "cross", norms), feed_forward
 
 
 _UNSKIPPED = _attention("in", connection=Unskipped())
@@ -112,6 +122,12 @@ LAYOUTS = {
     "resi_dual": Layout(_both("post", connection=Dual())),
     # two streams that each sublayer mixes, reads and writes; Zhu et al. 2024
     "hyper_connections": Layout(_both("in", connection=Hyper())),
+    # norm(x + a(x)), norm(x + c(x, source)), norm(x + f(x)): the decoder of Vaswani et al. 2017, sec. 3.1
+    "cross_post_norm": Layout(_with_cross("post")),
+    # x + a(norm(x)), x + c(norm(x), source), x + f(norm(x)): the decoder of T5, Raffel et al. 2020, sec. 2.1
+    "cross_pre_norm": Layout(_with_cross("in")),
+    # norm(x + a(x)), norm(x + c(x, source)), no feed-forward: the decoder of all-attention layers
+    "cross_all_attention": Layout(_with_cross("post")[:2]),
 }
 # CogView's name for the same block, without a norm of the embedding; Ding et al. 2021
 LAYOUTS["sandwich_norm"] = LAYOUTS["peri_norm"]

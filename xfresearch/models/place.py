@@ -25,3 +25,10 @@ class Place:
     inner_scale: float = 1.0  # scale of the initial kernels before the last one
     output_scale: float = 1.0  # scale of the initial last kernel
     bare: bool = False  # it has no output matrix: the next sublayer reads its heads
+    source_width: int = 0  # width W of the source that it reads; 0 for a sublayer that reads the stream alone
+    source_length: int = 0  # number of tokens S of the source, for costs
+
+    @property
+    def read_width(self) -> int:
+        """The width of what keys and values are of."""
+        return self.source_width or self.width

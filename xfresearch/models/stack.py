@@ -38,7 +38,9 @@ REMAT = {
 
 
 @dataclass(frozen=True)
-class StackConfig:
+class StackOptions:
+    """The options of one stack of blocks."""
+
     width: int = option(256, "width D of the residual stream", low=1)
     depth: int = option(4, "number of layers N, a multiple of the pattern's length", low=1, high=10_000)
     max_length: int = option(0, "length that positions, spans and capacities are for; 0 for sequence_length", low=0)
@@ -52,6 +54,12 @@ class StackConfig:
     causal: bool = option(
         True, "a position sees only itself and earlier positions; False is for labels and masked tokens (docs/objectives.md)"
     )
+
+
+@dataclass(frozen=True)
+class NumberOptions:
+    """The initial values and the dtypes of all parameters of a model."""
+
     init: Literal["fan_in", "normal"] = option(
         "fan_in",
         "standard deviation of initial kernels, 1/sqrt(inputs), and embeddings, 1/sqrt(width); or init_std for both",
@@ -65,14 +73,35 @@ class StackConfig:
     )
     param_dtype: Literal["float32", "float64"] = option("float32", "dtype of the parameters", decides="precision")
 
+
+@dataclass(frozen=True)
+class StackConfig(NumberOptions, StackOptions):
+    """A stack of blocks with all that its parameters and its function depend on."""
+
     def __hash__(self):  # `blocks` is a dict, which has no hash; equal configs have equal representations
         return hash(repr(self))
+
+    @property
+    def key(self) -> str:
+        """The path of its options in the config, for errors."""
+        return "model"
+
+    @property
+    def source_width(self) -> int:
+        """The width of the source that its blocks can read; 0 without a source."""
+        return 0
+
+    @property
+    def source_length(self) -> int:
+        """The length of the source, for costs."""
+        return 0
 
     @property
     def around(self) -> Place:
         """The place that all sublayers of the stack have in common."""
         init_std = self.init_std if self.init == "normal" else 0.0
-        return Place(self.width, self.max_length, self.causal, self.dtype, self.param_dtype, init_std)
+        sizes = self.width, self.max_length, self.causal, self.dtype, self.param_dtype, init_std
+        return Place(*sizes, source_width=self.source_width, source_length=self.source_length)
 
     def sublayers(self, role: str = "", has: str = "", layer: int | None = None) -> list[Sublayer]:
         """The sublayers of all layers, or of one layer, in the order of computation: all, those of a role ('mixer' or
@@ -93,11 +122,11 @@ def resolved(stack: S) -> S:
     stack = _with_repeats(stack)
     names = list(dict.fromkeys(name for pattern, _ in layers.segments(stack) for name in pattern))
     for name in stack.blocks:
-        require(name in names, "model.blocks", name, f"a block that model.pattern or model.segments uses: {names}")
+        require(name in names, f"{stack.key}.blocks", name, f"a block that {stack.key}.pattern or .segments uses: {names}")
     for name, count in Counter(place.name for place in layers.stacks(stack)).items():
         allowed = "another name: the pattern repeats a block, and one of its stacks has this name"
-        require(count == 1, "model.blocks", name, allowed)
-    blocks = {name: _resolved_block(block, stack, f"model.blocks.{name}") for name, block in stack.blocks.items()}
+        require(count == 1, f"{stack.key}.blocks", name, allowed)
+    blocks = {name: _resolved_block(block, stack, f"{stack.key}.blocks.{name}") for name, block in stack.blocks.items()}
     stack = replace(stack, blocks=blocks)
     require(
         not (stack.dtype == "float64" and stack.param_dtype != "float64"),
@@ -115,24 +144,25 @@ def _with_repeats(stack: S) -> S:
     blocks = stack.blocks
     depth = stack.depth
     if not stack.segments:
-        require(len(stack.pattern) > 0, "model.pattern", stack.pattern, "at least one block name")
+        require(len(stack.pattern) > 0, f"{stack.key}.pattern", stack.pattern, "at least one block name")
         count = len(stack.pattern)
-        require(depth % count == 0, "model.depth", depth, f"a multiple of the {count} blocks in model.pattern")
-        _check_names(stack.pattern, blocks, "model.pattern", stack.pattern)
+        require(depth % count == 0, f"{stack.key}.depth", depth, f"a multiple of the {count} blocks in {stack.key}.pattern")
+        _check_names(stack.pattern, blocks, f"{stack.key}.pattern", stack.pattern)
         return stack
     default = StackConfig.__dataclass_fields__["pattern"].default
-    require(stack.pattern == default, "model.pattern", stack.pattern, f"{default!r}, its default, with model.segments")
+    allowed = f"{default!r}, its default, with {stack.key}.segments"
+    require(stack.pattern == default, f"{stack.key}.pattern", stack.pattern, allowed)
     for pattern, repeats in stack.segments:
-        require(len(pattern) > 0, "model.segments", stack.segments, "patterns with at least one block name")
-        _check_names(pattern, blocks, "model.segments", stack.segments)
-        require(repeats >= 0, "model.segments", stack.segments, "patterns with repeats of at least 0")
+        require(len(pattern) > 0, f"{stack.key}.segments", stack.segments, "patterns with at least one block name")
+        _check_names(pattern, blocks, f"{stack.key}.segments", stack.segments)
+        require(repeats >= 0, f"{stack.key}.segments", stack.segments, "patterns with repeats of at least 0")
     known = sum(len(pattern) * repeats for pattern, repeats in stack.segments)
     open_lengths = [len(pattern) for pattern, repeats in stack.segments if not repeats]
     allowed = "segments of which at most one has 0 repeats (it fills the depth)"
-    require(len(open_lengths) <= 1, "model.segments", stack.segments, allowed)
+    require(len(open_lengths) <= 1, f"{stack.key}.segments", stack.segments, allowed)
     left = depth - known
     fits = left % open_lengths[0] == 0 and left > 0 if open_lengths else left == 0
-    require(fits, "model.depth", depth, f"the number of layers in model.segments={stack.segments}")
+    require(fits, f"{stack.key}.depth", depth, f"the number of layers in {stack.key}.segments={stack.segments}")
     segments = tuple((pattern, repeats or left // len(pattern)) for pattern, repeats in stack.segments)
     return replace(stack, segments=segments)
 
@@ -166,7 +196,7 @@ def shared_tables(stack: StackConfig) -> dict[str, SharedTable]:
     for name, branch, place in stack.places():
         for table_name, table in kind_of(place.options).module.shared_tables(place).items():
             other = tables.get(table_name, table)
-            key = f"model.blocks.{name}.{branch.name}"
+            key = f"{stack.key}.blocks.{name}.{branch.name}"
             same = table.shape == other.shape or table.grows and table.shape[1:] == other.shape[1:]
             allowed = f"of the same shape in all blocks: all layers share the table; another block has {other.shape}"
             require(same, key, f"{table_name} {table.shape}", allowed)
@@ -187,7 +217,7 @@ def carried(stack: StackConfig) -> dict[str, Carried]:
         for value, form in declared.items():
             allowed = f"of the same shape in all blocks, between which it travels; another block has {forms.get(value)}"
             same = forms.setdefault(value, form) == form
-            require(same, f"model.blocks.{name}.{branch.name}", f"{value} {form.sizes}", allowed)
+            require(same, f"{stack.key}.blocks.{name}.{branch.name}", f"{value} {form.sizes}", allowed)
     return forms
 
 

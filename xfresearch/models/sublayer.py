@@ -15,6 +15,7 @@ import jax
 from flax import nnx
 
 from xfresearch.config.fields import changed
+from xfresearch.models.context import Context
 from xfresearch.models.costs import Costs
 from xfresearch.models.place import Place
 from xfresearch.models.stream import Carried
@@ -192,6 +193,10 @@ class SublayerModule(nnx.Module):
 
     def init_cache(self, batch: int, length: int) -> dict[str, Any]:
         """An empty cache for `length` tokens of each of `batch` sequences; {} for a sublayer without a cache."""
+        return {}
+
+    def source_cache(self, ctx: Context) -> dict[str, Any]:
+        """The part of the cache that is computed once, of the source of `ctx`; {} for a sublayer that does not read it."""
         return {}
 
     def memories(self, dtype: Any) -> dict[str, Memory]:

@@ -1,6 +1,7 @@
 """Taps: named values inside the model that a pass can record or change.
 
-The name of a tap is `blocks.<layer>.<site>`, such as blocks.3.feed_forward.hidden, or `embed` or `final`. Layers that
+The name of a tap is `blocks.<layer>.<site>`, such as blocks.3.feed_forward.hidden, or `embed` or `final`. Those of an
+encoder begin with `encoder.`, and its stacks with `encoder/`. Layers that
 share a scan share its compiled body, so there a tap is a site, and the layer is a number. What a pass records leaves the
 scan as an output with the layers in front. What it changes is data too: a `Patch` has a function, arrays that are its
 arguments, and the layer that it is for. One compiled program therefore serves all layers, and jax.vmap over patches runs
@@ -20,6 +21,7 @@ from xfresearch.models import layers
 from xfresearch.runtime.errors import UserError
 
 OUTSIDE = ""  # instead of the name of a stack: values outside of the blocks
+ENCODER = "encoder"
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["arguments", "where", "active"], meta_fields=["function"])
@@ -139,6 +141,15 @@ class Request:
         """The taps outside of the blocks."""
         return Taps(self._sites(OUTSIDE), self.patches.get(OUTSIDE))
 
+    def within(self, name: str) -> "Request":
+        """The part of the request that is for the stacks inside of `name`, by their names there."""
+        inside = f"{name}/"
+        patches = {stack.removeprefix(inside): each for stack, each in self.patches.items() if stack.startswith(inside)}
+        record: Any = self.record
+        if record is not EVERYTHING:
+            record = frozenset((stack.removeprefix(inside), site) for stack, site in record if stack.startswith(inside))
+        return replace(self, record=record, patches=patches)
+
     def layer(self, stack: str, index: Any) -> Taps:
         """The taps of layer `index` of a stack."""
         patches = self.patches.get(stack, {})
@@ -163,11 +174,19 @@ NO_TAPS = Request()
 
 def address(model: Any, name: str) -> tuple[str, int, str]:
     """(stack, index in the stack, site) of the tap `name`. The index is 0 outside of the blocks."""
+    if name.startswith(f"{ENCODER}."):
+        stack, index, site = address(model.encoder, name.removeprefix(f"{ENCODER}."))
+        return f"{ENCODER}/{stack}", index, site
     if not name.startswith("blocks."):
         return OUTSIDE, 0, name
     _, number, site = name.split(".", 2)
     at = layers.layer(model, int(number))
     return at.stack, at.index, site
+
+
+def outside_of_blocks(stack: str) -> bool:
+    """Whether this is instead of the name of a stack, for values outside of the blocks of the decoder or the encoder."""
+    return stack in (OUTSIDE, f"{ENCODER}/")
 
 
 def request(model: Any, record: Collection[str] = (), patches: Mapping[str, Patch] | None = None) -> Request:
@@ -181,9 +200,11 @@ def request(model: Any, record: Collection[str] = (), patches: Mapping[str, Patc
         stack, index, site = address(model, name)
         groups.setdefault((stack, site, _form(patch)), {})[index] = patch
     repeats = {place.name: place.repeats for place in layers.stacks(model)}
+    if getattr(model, ENCODER, None):
+        repeats |= {f"{ENCODER}/{place.name}": place.repeats for place in layers.stacks(model.encoder)}
     stacked: dict[str, dict[str, tuple[Any, ...]]] = {}
     for (stack, site, _), members in groups.items():
-        new = members[0] if stack == OUTSIDE else _stacked(members, repeats[stack])
+        new = members[0] if outside_of_blocks(stack) else _stacked(members, repeats[stack])
         of_stack = stacked.setdefault(stack, {})
         of_stack[site] = (*of_stack.get(site, ()), new)
     return Request(sites, stacked)
@@ -209,5 +230,5 @@ def captured(model: Any, captures: dict[str, Any], names: Collection[str]) -> di
     for name in names:
         stack, index, site = address(model, name)
         value = captures[stack][site]
-        values[name] = value if stack == OUTSIDE else value[index]
+        values[name] = value if outside_of_blocks(stack) else value[index]
     return values

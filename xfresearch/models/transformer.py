@@ -1,4 +1,4 @@
-"""The language model: embed -> blocks -> norm -> head.
+"""The language model: embed -> blocks -> norm -> head, and the encoder of its source, if it has one.
 
 A model is a function of (config, params). `init` draws the parameters: a nested dict with string keys, in which the
 layers of a stack share arrays. `bind` puts them into a `Transformer`, whose methods are traced under jit.
@@ -11,24 +11,21 @@ from itertools import groupby
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 from flax import nnx
 
 from xfresearch.kernels.head import Head
-from xfresearch.kernels.lookup import lookup
-from xfresearch.models import stack
+from xfresearch.models import encoder, stack, token_stack
 from xfresearch.models.context import Context
-from xfresearch.models.costs import Costs, weights
+from xfresearch.models.costs import Costs, shared_by, weights
+from xfresearch.models.encoder import Encoder
 from xfresearch.models.layers import are_apart, stacks
 from xfresearch.models.linear import Bias
-from xfresearch.models.model_config import ModelConfig, position_rows
-from xfresearch.models.norms import Norm
-from xfresearch.models.parameters import Rngs, draw, kernel_std, parameter, times, with_params
-from xfresearch.models.positions import sinusoidal
-from xfresearch.models.stream import Stream
+from xfresearch.models.model_config import ModelConfig
+from xfresearch.models.parameters import Rngs, with_params
 from xfresearch.models.sublayers import Bound
 from xfresearch.models.taps import NO_TAPS, OUTSIDE, Request
-from xfresearch.runtime.errors import require
+from xfresearch.models.token_stack import Table, TokenStack
+from xfresearch.runtime.errors import UserError, require
 from xfresearch.runtime.trees import nested
 from xfresearch.sharding.partition import param_shardings
 
@@ -41,70 +38,46 @@ class Output(NamedTuple):
     captures: dict  # {stack: {site: [R, ...]}} of the values that taps record; of those outside, {"": {site: value}}
 
 
-class Table(nnx.Module):
-    """One vector of width D for each of `rows` ids, drawn with standard deviation `std` (0: that of `model.init`)."""
-
-    def __init__(self, model: ModelConfig, rows: int, letters: str, rngs, std: float = 0.0):
-        std = std or kernel_std(model.around, model.width)
-        self.table = parameter(draw(rngs.params(), (rows, model.width), std, model.param_dtype), letters)
-
-
-class Transformer(nnx.Module):
+class Transformer(TokenStack):
     def __init__(self, model: ModelConfig, rngs):
-        V, D = model.vocab_size, model.width
-        dtype = model.param_dtype
-        self.config = model
+        V = model.vocab_size
         self.embed = Table(model, V, "VD", rngs, model.embedding_std)
-        self.position = Table(model, position_rows(model), "LD", rngs) if model.position == "learned" else None
-        self.shared = stack.SharedTables(model, rngs)
-        learned_scale = model.embedding_scale == "learned"
-        self.embedding_scale = parameter(jnp.full((), D**0.5, dtype), "") if learned_scale else None
-        self.embedding_norm = Norm(model.norm_spec(model.embedding_norm), "D", (D,), dtype)
-        self.final_norm = Norm(model.norm_spec(model.final_norm), "D", (D,), dtype)
+        self.make_ends(model, rngs)
         self.head = None if model.tie_embeddings else Table(model, V, "VD", rngs)
-        self.head_bias = Bias("V", (V,), dtype) if model.head_bias else None
+        self.head_bias = Bias("V", (V,), model.param_dtype) if model.head_bias else None
         self.blocks = stack.make_blocks(model, rngs)
+        self.encoder = Encoder(model.encoder, rngs) if model.encoder else None
 
     def __call__(
         self, tokens_BL, ctx: Context, caches=None, layers: str = "scan", remat: str = "none", taps: Request = NO_TAPS
     ) -> Output:
         """The final hidden states. `layers` is 'scan' or 'unroll', with the same result; layers that are apart are
-        unrolled. `taps` are the values to record and to change."""
+        unrolled. `taps` are the values to record and to change. A model with an encoder reads the source of `ctx`."""
+        ctx, encoded = self.encoded(ctx, caches, layers, remat, taps)
         outside = taps.outside()
-        ctx = replace(ctx, taps=outside, shared=self.shared.values())
-        x_BLD = ctx.tap("embed", ctx.shard(self.embedded(tokens_BL, ctx), "BLD"))
-        run_blocks = stack.unroll if layers == "unroll" or stack.are_apart(self.blocks) else stack.scan
-        stream = stack.first_stream(self.config, x_BLD, ctx)
-        stream, of_blocks = run_blocks(self.config, self.blocks, stream, ctx, caches, stack.REMAT[remat], taps)
-        hidden_BLD = ctx.tap("final", self.end(stream))
-        captures = of_blocks.captures | {OUTSIDE: outside.values}
-        return Output(hidden_BLD, of_blocks.losses, of_blocks.caches, of_blocks.statistics, captures)
+        table_VD = self.embed.table[...]
+        hidden_BLD, of_blocks = self.through(
+            table_VD, tokens_BL, replace(ctx, taps=outside), caches, layers, remat, taps
+        )
+        captures = encoded.captures | of_blocks.captures | {OUTSIDE: outside.values}
+        losses = stack.add_losses(encoded.losses, of_blocks.losses)
+        return Output(hidden_BLD, losses, of_blocks.caches, encoded.statistics | of_blocks.statistics, captures)
 
-    def end(self, stream: Stream):
-        """What the output head reads after the last layer: the output of the final norm, in most layouts."""
-        return stack.last_branch(self.config).connection.end(self.final_norm, stream)
+    def encoded(self, ctx: Context, caches=None, layers="scan", remat="none", taps: Request = NO_TAPS):
+        """The context with the encoding of its source, and the other results of the encoder. Caches have all that is read
+        of the source."""
+        if self.encoder is None or caches is not None:
+            return ctx, stack.Pass(None, {}, {}, {})
+        if ctx.source is None:
+            raise UserError("source: this model has an encoder, so each pass needs a source beside the tokens")
+        source, encoded = self.encoder(self.embed.table[...], ctx, layers, remat, taps)
+        return replace(ctx, source=source), encoded
 
     def sublayers(self, role: str = "", has: str = "", layer: int | None = None) -> Iterator[Bound]:
         """Sublayers with their parameters, chosen as by `config.sublayers`. It may be traced."""
         for at, chosen in groupby(self.config.sublayers(role, has, layer), lambda each: each.layer):
             block = jax.tree.map(lambda leaf, index=at.index: leaf[index], self.blocks[at.stack])
             yield from (Bound(each, block) for each in chosen)
-
-    def embedded(self, tokens_BL, ctx: Context):
-        """The residual stream [B, L, D] before the first block."""
-        model = self.config
-        # The lookup comes before the cast, so that the gradient of a row sums over all of its tokens in float32.
-        x_BLD = lookup(self.embed.table[...], "VD", tokens_BL, ctx.mesh).astype(model.dtype)
-        if model.embedding_scale == "sqrt_width":
-            x_BLD *= jnp.asarray(model.width**0.5, model.dtype)
-        if self.embedding_scale is not None:
-            x_BLD = times(x_BLD, self.embedding_scale[...])
-        if self.position is not None:
-            rows_BL = ctx.positions_BL + model.position_offset
-            x_BLD += lookup(self.position.table[...], "LD", rows_BL, ctx.mesh).astype(model.dtype)
-        if model.position == "sinusoidal":
-            x_BLD += sinusoidal(ctx.positions_BL, model.width).astype(model.dtype)
-        return ctx.dropout(self.embedding_norm(x_BLD), model.dropout, "embed")
 
     def logit_head(self) -> Head:
         """The output head, which makes logits of the final hidden states."""
@@ -116,25 +89,27 @@ class Transformer(nnx.Module):
         """Logits [B, L, V], float32 or wider."""
         return self.logit_head().logits(hidden_BLD)
 
-    def init_caches(self, batch: int, length: int) -> dict:
-        """Empty caches to decode up to `length` tokens of `batch` sequences, stacked or apart like the parameters."""
+    def init_caches(self, batch: int, length: int, ctx: Context | None = None) -> dict:
+        """Caches to decode up to `length` tokens of `batch` sequences, stacked or apart like the parameters. They are empty,
+        but for the keys and values of the source that `ctx` has encoded."""
         allowed = "True to decode: the model reads each token before the next one is known"
         require(self.config.causal, "model.causal", False, allowed)
         if stack.are_apart(self.blocks):
-            return {name: [block.init_cache(batch, length) for block in each] for name, each in self.blocks.items()}
-        make = jax.vmap(lambda block: block.init_cache(batch, length))
+            return {name: [block.init_cache(batch, length, ctx) for block in each] for name, each in self.blocks.items()}
+        make = jax.vmap(lambda block: block.init_cache(batch, length, ctx))
         return {name: make(layers) for name, layers in self.blocks.items()}
 
     @staticmethod
     def costs(model: ModelConfig, length: int) -> Costs:
-        """Costs for sequences of `length` tokens."""
+        """Costs for sequences of `length` tokens, and sources as long as the encoder's max_length."""
         V, D = model.vocab_size, model.width
         total = weights(V * D if model.tie_embeddings else 2 * V * D) + weights(V * model.head_bias)
-        total += Costs(flops_per_token=2 * V * D, sequence_length=length)
-        total += weights(position_rows(model) * D) + weights(int(model.embedding_scale == "learned"))
-        for kind in (model.embedding_norm, model.final_norm):
-            total += model.norm_spec(kind).costs(D)
-        return total + stack.costs(model, length)
+        total += Costs(flops_per_token=2 * V * D, sequence_length=length) + token_stack.costs(model, length)
+        if model.encoder:
+            of_source = encoder.costs(model.encoder)
+            shared = shared_by(of_source.flops_per_token * model.encoder.max_length, length)
+            total += Costs(of_source.parameters, of_source.active_parameters, shared)
+        return total
 
 
 def init(model: ModelConfig, key) -> dict:
@@ -169,7 +144,7 @@ def axes(model: ModelConfig) -> dict:
     by_path = {}
     for path, variable in nnx.to_flat_state(_split(model)[1]):
         leaf = variable.axes
-        if path[0] == "blocks":
+        if "blocks" in path[:2]:  # the encoder's are inside of "encoder"
             leaf = replace(leaf, letters="N" + leaf.letters)
         by_path["/".join(map(str, path))] = leaf
     return nested(by_path)
@@ -183,15 +158,24 @@ def bind(model: ModelConfig, params: dict) -> Transformer:
 
 def after_update(model: ModelConfig, params: dict, statistics: dict) -> dict:
     """`params` after the additional update rules of sublayers, given statistics {stack: {name: [R, ...]}}."""
-    blocks = dict(params["blocks"])
-    modules = {(name, branch.name): place.options for name, branch, place in model.places()}
-    for place in stacks(model):
+    new = params | {"blocks": _after_update(model, params["blocks"], statistics)}
+    if model.encoder:
+        of_encoder = {name.removeprefix(f"{encoder.NAME}/"): each for name, each in statistics.items() if "/" in name}
+        blocks = _after_update(model.encoder, params[encoder.NAME]["blocks"], of_encoder)
+        new |= {encoder.NAME: params[encoder.NAME] | {"blocks": blocks}}
+    return new
+
+
+def _after_update(config: stack.StackConfig, params: dict, statistics: dict) -> dict:
+    blocks = dict(params)
+    modules = {(name, branch.name): place.options for name, branch, place in config.places()}
+    for place in stacks(config):
         for (block, sublayer), options in modules.items():
             if block == place.block and sublayer in blocks[place.name]:
                 old = blocks[place.name][sublayer]
                 new = stack.kind_of(options).module.after_update(old, options, statistics[place.name])
                 blocks[place.name] = blocks[place.name] | {sublayer: new}
-    return params | {"blocks": blocks}
+    return blocks
 
 
 def abstract_params(model: ModelConfig, mesh=None) -> dict:

@@ -15,8 +15,8 @@ from xfresearch.models.norms import title
 BOX = 168  # width of a box
 GAP = 22  # between two things above each other
 SIDE = 28  # between two columns, and between a column and the skip beside it
-FILLS = {"mixer": "training", "feed_forward": "wash", "memory": "model"}
-NAMES = {"mixer": "attention", "feed_forward": "feed-forward"}
+FILLS = {"mixer": "training", "cross": "training", "feed_forward": "wash", "memory": "model"}
+NAMES = {"mixer": "attention", "cross": "cross-attention", "feed_forward": "feed-forward"}
 # Of a drawing that is a file: a page that includes one defines these colours itself.
 COLOURS = """\
 svg { --ink: #1d1c1a; --muted: #6b675f; --wash: #f2efe6; --model: #b23d1c; --training: #86a3ab; --paper: #fbfaf6;
@@ -50,7 +50,7 @@ class Canvas:
         first = y + (27 if note else 9)
         self.text(x, first, text, 13, "paper" if kind == "memory" else "ink")
         if note:
-            self.text(x, y + 11, note, 10.5, "ink" if kind == "mixer" else "muted")
+            self.text(x, y + 11, note, 10.5, "ink" if kind in ("mixer", "cross") else "muted")
         self._reach((x - width / 2, y), (x + width / 2, y + height))
         return y + height
 
@@ -174,6 +174,11 @@ def _sublayer(canvas, block: BlockConfig, branch: Branch, x: float, y: float, wo
     canvas.line((x, y), (x, y + GAP))
     name = f"{NAMES[branch.role]}{' without W_O' if branch.bare else ''}"
     top = canvas.box(x, y + GAP, branch.role, name, _short(options.words) if words else "")
+    if branch.role == "cross":
+        left, height = x - BOX / 2 - SIDE, y + GAP + 6
+        canvas.line((left, height), (x - BOX / 2, height), kind="source")
+        canvas.text(left - 4, height - 4, "source", 10.5, "muted", "end")
+        canvas.left = min(canvas.left, left - 44)
     slots = getattr(options, "memory_slots", 0)
     if slots:
         width = 92

@@ -21,6 +21,7 @@ from xfresearch.config.fields import with_defaults
 from xfresearch.config.groups import Group, to_config_dict
 from xfresearch.config.overrides import find, split
 from xfresearch.config.reading import from_dict
+from xfresearch.models.encoder import EncoderConfig
 from xfresearch.models.model_config import ModelConfig
 from xfresearch.run import known_keys
 from xfresearch.run.config import Config
@@ -36,6 +37,11 @@ T = TypeVar("T")
 def default_config() -> ConfigDict:
     """The ConfigDict that every file in `configs/` starts from: all keys have their defaults."""
     return to_config_dict(Config())
+
+
+def default_encoder() -> ConfigDict:
+    """The ConfigDict of an encoder, to put into `config.model.stacks.encoder`: all keys have their defaults."""
+    return to_config_dict(EncoderConfig(), "config.model.stacks.encoder")
 
 
 def as_arguments(source: Source, overrides: Mapping[str, object]) -> list[Source]:

@@ -17,7 +17,7 @@ def resolve(config: Config) -> Config:
     model = config.model
     if not model.max_length:
         model = replace(model, max_length=config.sequence_length)
-    config = replace(config, model=resolve_model(model))
+    config = replace(config, model=resolve_model(_with_source_length(model, config.source_length)))
     check_read(config, "")
     limit = longest_sequence(config.model)
     allowed = f"at most model.max_length={limit}, by {LIMITS}"
@@ -28,6 +28,21 @@ def resolve(config: Config) -> Config:
         return _resolve_labels(config)
     _check_objective(config)
     return config
+
+
+def _with_source_length(model: ModelConfig, length: int) -> ModelConfig:
+    """The model whose encoder is for sources of at least `length` tokens. Raises UserError if only one of the two is
+    given, or if the encoder's positions end before."""
+    if not model.encoder:
+        allowed = "0 without an encoder (model.stacks), which would read the source"
+        require(not length, "source_length", length, allowed)
+        return model
+    require(length > 0, "source_length", length, "at least 1, the tokens of a source, with model.stacks.encoder")
+    options = model.stacks["encoder"]
+    options = replace(options, max_length=options.max_length or length)
+    allowed = f"at most {options.max_length}, by model.stacks.encoder.max_length"
+    require(length <= options.max_length, "source_length", length, allowed)
+    return replace(model, stacks={"encoder": options})
 
 
 def model_from(value: Any) -> ModelConfig:

@@ -1,8 +1,8 @@
 """Dimension letters, and the mesh axes that shard a dimension of each letter.
 
-Every dimension of a parameter or an activation has a letter (docs/glossary.md): D width, H heads, G key-value heads, K
-head size, M memory slots, F hidden units, E experts, V vocabulary, L positions, and so on. The code that creates a
-parameter gives its letters (models/parameters.py). Sharding, weight decay and Muon read them.
+Every dimension of a parameter or an activation has a letter (docs/glossary.md): D width, W width of the source, H heads,
+G key-value heads, K head size, M memory slots, F hidden units, E experts, V vocabulary, L positions, and so on. The code
+that creates a parameter gives its letters (models/parameters.py). Sharding, weight decay and Muon read them.
 """
 
 import math
@@ -37,6 +37,7 @@ SHARDED_BY = {
     "L": ((), ("context",)),
     "V": (("tensor",), ("tensor",)),
     "D": (("fsdp",), ()),
+    "W": (("fsdp",), ()),
     "H": (("tensor",), ("tensor",)),
     "G": (("tensor",), ("tensor",)),
     "F": (("tensor",), ("tensor",)),
@@ -48,6 +49,7 @@ DIMENSIONS = {
     "L": ("the positions", "sequence_length"),
     "V": ("the vocabulary", "model.vocab_size"),
     "D": ("the width", "model.width"),
+    "W": ("the width of the source", "model.stacks.encoder.width"),
     "H": ("the heads", "attention.heads"),
     "G": ("the key-value heads", "attention.kv_heads"),
     "F": ("the hidden units", "feed_forward.hidden"),

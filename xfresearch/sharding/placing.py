@@ -24,7 +24,8 @@ def local_rows(sharding: Sharding, shape: tuple[int, int]) -> np.ndarray:
 def place(
     sharding: Sharding, shape: tuple[int, int], rows: Sequence[int] | np.ndarray, batch: dict[str, np.ndarray]
 ) -> dict[str, jax.Array]:
-    """Global arrays of `shape` with this sharding. `batch` holds the `rows` of them that this process has read."""
+    """Global arrays with the rows of `shape` and this sharding. `batch` holds the `rows` of them that this process has
+    read, whole: those of a source are of another length."""
 
     def shard_of(values: np.ndarray):
         def shard(index):
@@ -34,7 +35,7 @@ def place(
 
         return shard
 
-    return {name: _made(shape, sharding, shard_of(values)) for name, values in batch.items()}
+    return {name: _made((shape[0], *values.shape[1:]), sharding, shard_of(values)) for name, values in batch.items()}
 
 
 def replicated(mesh: Mesh | None, values: np.ndarray) -> jax.Array:

@@ -105,7 +105,8 @@ def _positions(stream: Stream, first: int = 0):
 @partial(jax.jit, static_argnums=0)
 def _embed(model: ModelConfig, outside: dict, tokens_BL) -> Stream:
     positions_BL = jnp.broadcast_to(jnp.arange(tokens_BL.shape[1]), tokens_BL.shape)
-    x_BLD = transformer.bind(model, outside).embedded(tokens_BL, Context(positions_BL))
+    lm = transformer.bind(model, outside)
+    x_BLD = lm.embedded(lm.embed.table[...], tokens_BL, Context(positions_BL))
     return stack.first_stream(model, x_BLD, Context(positions_BL))
 
 

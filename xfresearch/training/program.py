@@ -20,6 +20,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from xfresearch.evaluation.losses import make_evaluator
 from xfresearch.models import transformer
+from xfresearch.models.context import SOURCE
 from xfresearch.run.config import Config
 from xfresearch.runtime.trees import join
 from xfresearch.sharding.partition import batch_sharding, state_shardings
@@ -160,9 +161,11 @@ def _quick_compilation(mesh) -> dict:
 
 
 def batch_shapes(config: Config) -> dict:
-    """A whole batch as jax.ShapeDtypeStructs."""
-    shape = (config.batch_size, config.sequence_length)
-    return {name: jax.ShapeDtypeStruct(shape, jnp.dtype(dtype)) for name, dtype in BATCH.items()}
+    """A whole batch as jax.ShapeDtypeStructs. With an encoder it has the sources [B, S] too."""
+    rows, length = config.batch_size, config.source_length
+    shapes = {name: ((rows, config.sequence_length), dtype) for name, dtype in BATCH.items()}
+    shapes |= {name: ((rows, length), dtype) for name, dtype in SOURCE.items()} if length else {}
+    return {name: jax.ShapeDtypeStruct(shape, jnp.dtype(dtype)) for name, (shape, dtype) in shapes.items()}
 
 
 def sharded(leaf, sharding):

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from xfresearch.kernels.cross_entropy import linear_cross_entropy
 from xfresearch.models import transformer
-from xfresearch.models.context import Context
+from xfresearch.models.context import Context, source_in
 from xfresearch.run.config import Config
 from xfresearch.runtime.trees import by_path, join
 from xfresearch.training.kernel_choices import execution, layers_choice
@@ -32,9 +32,10 @@ def make_loss(config: Config, mesh=None) -> Callable:
 
     def loss(trained, frozen, batch, key, totals):
         model = transformer.bind(config.model, join(trained, frozen))
+        source = source_in(batch)
         # A stream counts as one document without padding: attention needs no segment mask.
-        segments = None if config.data.packing == "stream" else batch["segments"]
-        ctx = Context(batch["positions"], segments, key, mesh=mesh, execution=execution(training))
+        segments = None if config.data.packing == "stream" and source is None else batch["segments"]
+        ctx = Context(batch["positions"], segments, key, source=source, mesh=mesh, execution=execution(training))
         out = model(batch["tokens"], ctx, layers=layers, remat=training.remat)
         total, nll = linear_cross_entropy(
             out.hidden_BLD,
@@ -100,7 +101,9 @@ def all_finite(tree):
 
 def layer_norms(tree) -> dict:
     """Euclidean norm of each parameter by its path; for a stack, one norm per layer."""
-    return {
-        name: jnp.sqrt(jnp.square(leaf).sum(range(1, leaf.ndim) if name.startswith("blocks/") else None))
-        for name, leaf in by_path(tree).items()
-    }
+
+    def norm(name: str, leaf):
+        stacked = "blocks" in name.split("/")[:2]  # the encoder's are inside of "encoder"
+        return jnp.sqrt(jnp.square(leaf).sum(range(1, leaf.ndim) if stacked else None))
+
+    return {name: norm(name, leaf) for name, leaf in by_path(tree).items()}

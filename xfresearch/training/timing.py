@@ -26,7 +26,18 @@ def random_batch(config: Config) -> dict[str, np.ndarray]:
     document_L, position_L = np.divmod(np.arange(L), -(-L // documents))
     values = {"tokens": text_BL[:, :-1], "targets": text_BL[:, 1:], "positions": np.broadcast_to(position_L, (B, L))}
     values["segments"] = np.broadcast_to(1 + document_L, (B, L))
-    return {name: values.get(name, np.ones((B, L))).astype(dtype) for name, dtype in BATCH.items()}
+    return {name: values.get(name, np.ones((B, L))).astype(dtype) for name, dtype in BATCH.items()} | _source(config)
+
+
+def _source(config: Config) -> dict[str, np.ndarray]:
+    """Random sources of the length of a run's, each read by all documents of its row; {} without an encoder."""
+    if not config.source_length:
+        return {}
+    shape = (config.batch_size, config.source_length)
+    tokens_BS = np.random.default_rng(config.seed + 1).integers(config.model.vocab_size, size=shape)
+    positions_BS = np.broadcast_to(np.arange(shape[1]), shape)
+    values = {"source": tokens_BS, "source_segments": np.ones(shape), "source_positions": positions_BS}
+    return {name: value.astype(np.int32) for name, value in values.items()}
 
 
 class Timer:

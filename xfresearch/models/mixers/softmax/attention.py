@@ -43,15 +43,16 @@ from xfresearch.models.mixers.softmax.options import (
     OutputOptions,
     PositionOptions,
     ProjectOptions,
+    WeightOptions,
 )
 from xfresearch.models.mixers.softmax.projections import (
-    head_sizes,
     heads_of,
     linears,
     logit_scale,
     matrices,
     qk_norm_shapes,
     qk_norms,
+    sizes_at,
 )
 from xfresearch.models.mixers.softmax.rope import rotate
 from xfresearch.models.parameters import parameter
@@ -72,11 +73,11 @@ class Projected(NamedTuple):
 class Attention(SublayerModule):
     def __init__(self, place: Place, rngs):
         a = self.options = place.options
-        self.sizes = head_sizes(a, place.width)
+        self.sizes = sizes_at(place)
         self.dtype = place.dtype
         self.mask = mask(place)
-        self.scale = logit_scale(a, place.width)
-        learned = linears(place, matrices(a, place.width), rngs)
+        self.scale = logit_scale(a, place.width, place.read_width)
+        learned = linears(place, matrices(place), rngs)
         self.query, self.key, self.value, self.output = map(learned.get, ("query", "key", "value", "output"))
         norms = qk_norms(place, replace(place.norm, kind=a.qk_norm))
         self.query_norm = norms.get("query")
@@ -85,14 +86,14 @@ class Attention(SublayerModule):
         self.span = AdaptiveSpan(a, place) if a.span == "adaptive" else None
         self.shaping = ShapingGains(a, place.param_dtype) if a.shaping != "none" else None
         self.sink = parameter(jnp.zeros(a.heads, place.param_dtype), "H") if a.sink == "learned" else None
-        self.gate = Linear(place, gate_shape(a, place.width), rngs) if a.output_gate != "none" else None
+        self.gate = Linear(place, gate_shape(place), rngs) if a.output_gate != "none" else None
 
     def _slots(self, place: Place, rngs):
         if wide_slots(place.options):
             return WideSlots(place, rngs)
         return HeadSlots(place, self.sizes.qk, self.sizes.v, rngs)
 
-    @reads(ProjectOptions, PositionOptions, AttendOptions, MemoryOptions, OutputOptions)
+    @reads(ProjectOptions, PositionOptions, WeightOptions, AttendOptions, MemoryOptions, OutputOptions)
     def __call__(self, x_BLD, ctx: Context, cache=None):
         """y_BLD, the cache with the new keys and values (None without a cache), and the loss of an adaptive span."""
         return self.mixed(self.project(x_BLD, ctx), x_BLD, ctx, cache)
@@ -107,14 +108,21 @@ class Attention(SublayerModule):
     @reads(ProjectOptions)
     def project(self, x_BLD, ctx: Context) -> Projected:
         """Queries, keys and values, without position."""
-        a = self.options
+        return Projected(self.queries(x_BLD, ctx), *self.keys_and_values(x_BLD, ctx))
+
+    @reads(ProjectOptions)
+    def queries(self, x_BLD, ctx: Context):
+        return self._normed(heads_of(self.query, x_BLD, self.options.heads, self.sizes.qk, ctx), self.query_norm)
+
+    @reads(ProjectOptions)
+    def keys_and_values(self, x_BSD, ctx: Context):
+        """k_BSGK and v_BSGV of what is attended to."""
         sizes = self.sizes
-        q_BLHK = self._normed(heads_of(self.query, x_BLD, a.heads, sizes.qk, ctx), self.query_norm)
-        raw_BLGK = heads_of(self.key, x_BLD, sizes.key_heads, sizes.qk, ctx)
-        k_BLGK = self._normed(raw_BLGK, self.key_norm)
-        tied = a.value == "key"
-        v_BLGV = raw_BLGK if tied else heads_of(self.value, x_BLD, sizes.value_heads, sizes.v, ctx)
-        return Projected(q_BLHK, k_BLGK, self._clipped(v_BLGV))
+        raw_BSGK = heads_of(self.key, x_BSD, sizes.key_heads, sizes.qk, ctx)
+        k_BSGK = self._normed(raw_BSGK, self.key_norm)
+        tied = self.options.value == "key"
+        v_BSGV = raw_BSGK if tied else heads_of(self.value, x_BSD, sizes.value_heads, sizes.v, ctx)
+        return k_BSGK, self._clipped(v_BSGV)
 
     @reads(PositionOptions)
     def position(self, p: Projected, ctx: Context) -> Projected:
@@ -126,7 +134,7 @@ class Attention(SublayerModule):
         q_BLHK, k_BLGK = (rotate(x, ctx.positions_BL, rope) for x in (bare_BLHK, k_BLGK))
         return p._replace(q_BLHK=q_BLHK, k_BLGK=k_BLGK, bare_BLHK=bare_BLHK)
 
-    @reads(PositionOptions, AttendOptions, MemoryOptions)
+    @reads(PositionOptions, WeightOptions, AttendOptions, MemoryOptions)
     def attend(self, p: Projected, ctx: Context, cache):
         """The outputs of the heads, o_BLHV, and the cache with the new keys and values."""
         a = self.options
@@ -134,40 +142,52 @@ class Attention(SublayerModule):
         k_BSGK, v_BSGV = p.k_BLGK, p.v_BLGV
         k_segments_BS = ctx.segments_BL
         if cache is not None:
-            if "value" not in cache and ctx.wants("key", "value"):
-                raise UserError(
-                    "generate cannot replace the key or the value with attention.value='key': the cache has them once"
-                )
+            _require_both(cache, ctx)
             cache = key_values.extended(cache, p.k_BLGK, p.v_BLGV, ctx.cache_index)
             k_BSGK, v_BSGV = key_values.read(cache, p.k_BLGK, p.v_BLGV)
             k_segments_BS = ctx.cache_segments_BS
         mask = self._mask(ctx)
+        o_BLHV = self.weighed(
+            p,
+            k_BSGK,
+            v_BSGV,
+            memory,
+            ctx,
+            q_segments_BL=ctx.segments_BL,
+            k_segments_BS=k_segments_BS,
+            q_offset=ctx.cache_index,
+            mask=mask,
+            bias=logit_bias(a, ctx, mask, self.span),
+            shaping=None if self.shaping is None else self.shaping(),
+            implementation=ctx.execution.attention_kernel if cache is None else "plain",
+        )
+        return o_BLHV, cache
+
+    @reads(WeightOptions, MemoryOptions)
+    def weighed(self, p: Projected, k_BSGK, v_BSGV, memory, ctx: Context, implementation: str, **context):
+        """The outputs of the heads, o_BLHV, over all keys and values and the `memory` of slots. `context` are arguments of
+        kernels/attention.py."""
+        a = self.options
         # Slots of the model's width have the tap of coefficients, and the kernel's memory is then a sink alone.
         of_memory = "sink_weight" if wide_slots(a) else "coefficients"
         # Only the plain kernel holds the weights of all keys and slots.
         tapped = ctx.wants("weights") or memory is not None and ctx.wants(of_memory)
-        o_BLHV = attention(
+        return attention(
             p.q_BLHK,
             k_BSGK,
             v_BSGV,
             memory=memory,
             memory_q_BLHK=ctx.shard(p.bare_BLHK, "BLHK") if memory and p.bare_BLHK is not None else None,
-            q_segments_BL=ctx.segments_BL,
-            k_segments_BS=k_segments_BS,
-            q_offset=ctx.cache_index,
-            mask=mask,
             scale=self.scale,
             softcap=a.softcap,
             sink_H=None if self.sink is None else self.sink[...],
-            bias=logit_bias(a, ctx, mask, self.span),
-            shaping=None if self.shaping is None else self.shaping(),
             dropout_rate=a.dropout if ctx.key is not None else 0.0,
             dropout_key=ctx.dropout_key("weights"),
             tap=(lambda name, x: ctx.tap(of_memory if name == "coefficients" else name, x)) if tapped else None,
             mesh=ctx.mesh,
-            implementation=ctx.execution.attention_kernel if cache is None and not tapped else "plain",
+            implementation="plain" if tapped else implementation,
+            **context,
         )
-        return o_BLHV, cache
 
     @reads(MemoryOptions, OutputOptions)
     def output_step(self, o_BLHV, x_BLD, ctx: Context):
@@ -219,28 +239,15 @@ class Attention(SublayerModule):
     @staticmethod
     def costs(place: Place, length: int) -> Costs:
         a = place.options
-        sizes = head_sizes(a, place.width)
-        total = Costs()
-        for name, shape in matrices(a, place.width).items():
-            total += shape.costs(name in a.bias)
-        for _, dims in qk_norm_shapes(a, place.width).values():
-            total += replace(place.norm, kind=a.qk_norm).costs(*dims)
-        if a.memory_slots:
-            total += WideSlots.costs(a, place.width) if wide_slots(a) else HeadSlots.costs(a, sizes.qk, sizes.v)
-        total += gate_shape(a, place.width).costs() if a.output_gate != "none" else Costs()
-        total += weights(2 * (a.value == "identity_plus"))
+        total = sum(parts_costs(place, length).values(), Costs(flops_per_token=relative_flops(place, length)))
         total += weights(a.heads * ((a.span == "adaptive") + {"none": 0, "skip_init": 2, "shaped": 3}[a.shaping]))
-        total += weights(a.heads * (a.sink == "learned"))
-        keys = length + (a.sink != "none")
-        mixing = 2 * a.heads * (sizes.qk + sizes.v) * keys + relative_flops(place, length)
-        entries = sum(math.prod(shape) for shape in cache_shapes(a, sizes).values())
-        cache = entries * jnp.dtype(place.dtype).itemsize
-        return total + Costs(flops_per_token=mixing, cache_bytes_per_token=cache)
+        entries = sum(math.prod(shape) for shape in cache_shapes(a, sizes_at(place)).values())
+        return total + Costs(cache_bytes_per_token=entries * jnp.dtype(place.dtype).itemsize)
 
     @staticmethod
     def output_width(place: Place) -> int:
         a = place.options
-        return place.width if a.output == "learned" else a.heads * head_sizes(a, place.width).v
+        return place.width if a.output == "learned" else a.heads * sizes_at(place).v
 
     @staticmethod
     def shared_tables(place: Place) -> dict:
@@ -253,7 +260,7 @@ class Attention(SublayerModule):
 
     @staticmethod
     def traffic(place: Place) -> Traffic:
-        sizes = head_sizes(place.options, place.width)
+        sizes = sizes_at(place)
         return Traffic(context=sizes.key_heads * sizes.qk + sizes.value_heads * sizes.v)
 
     @staticmethod
@@ -282,10 +289,31 @@ def mask(place: Place) -> Mask:
     return Mask(place.causal, int(not a.sees_itself), a.window)
 
 
-def gate_shape(a: SoftmaxConfig, width: int) -> Shape:
+def gate_shape(place: Place) -> Shape:
     """The shape of W_g."""
-    size = head_sizes(a, width).v
-    return Shape("D->HK", width, a.heads, size) if a.output_gate == "elementwise" else Shape("D->H", width, a.heads)
+    a, width = place.options, place.width
+    sizes = (a.heads, sizes_at(place).v)
+    return Shape("D->HK", width, *sizes) if a.output_gate == "elementwise" else Shape("D->H", width, a.heads)
+
+
+def parts_costs(place: Place, keys: int) -> dict[str, Costs]:
+    """Costs per token of each matrix, by its name, and of the rest, 'attention', with `keys` tokens to attend to."""
+    a, sizes = place.options, sizes_at(place)
+    parts = {name: shape.costs(name in a.bias) for name, shape in matrices(place).items()}
+    rest = Costs(flops_per_token=2 * a.heads * (sizes.qk + sizes.v) * (keys + (a.sink != "none")))
+    for _, dims in qk_norm_shapes(place).values():
+        rest += replace(place.norm, kind=a.qk_norm).costs(*dims)
+    if a.memory_slots:
+        rest += WideSlots.costs(a, place.width) if wide_slots(a) else HeadSlots.costs(a, sizes.qk, sizes.v)
+    rest += gate_shape(place).costs() if a.output_gate != "none" else Costs()
+    rest += weights(2 * (a.value == "identity_plus") + a.heads * (a.sink == "learned"))
+    return parts | {"attention": rest}
+
+
+def _require_both(cache: dict, ctx: Context) -> None:
+    """Raises UserError if a key or a value is replaced that the cache has once."""
+    if "value" not in cache and ctx.wants("key", "value"):
+        raise UserError("generate cannot replace the key or the value with attention.value='key': the cache has them once")
 
 
 def cache_shapes(a: SoftmaxConfig, sizes) -> dict[str, tuple[int, int]]:
@@ -298,7 +326,7 @@ def cache_shapes(a: SoftmaxConfig, sizes) -> dict[str, tuple[int, int]]:
 def training_call(place: Place, length: int, segments: bool, mesh=None):
     """Describes the call of kernels/attention.py in training on sequences of `length` tokens."""
     a = place.options
-    sizes = head_sizes(a, place.width)
+    sizes = sizes_at(place)
 
     def shape(*sizes):
         return jax.ShapeDtypeStruct(sizes, place.dtype)

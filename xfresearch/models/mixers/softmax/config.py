@@ -12,6 +12,7 @@ from xfresearch.models.mixers.softmax.options import (
     PositionOptions,
     ProjectOptions,
     RopeConfig,
+    WeightOptions,
 )
 from xfresearch.models.mixers.softmax.projections import head_sizes, matrices
 from xfresearch.models.place import Place
@@ -19,13 +20,9 @@ from xfresearch.models.sublayer import MemoryPart, SublayerConfig
 from xfresearch.runtime.errors import require
 
 
-@dataclass(frozen=True)
-class Kind(SublayerConfig):
-    kind: str = option("softmax", "kind of mixer")
+class Attending(SublayerConfig):
+    """What the options of softmax attention say, whether it reads the sequence itself or a source."""
 
-
-@dataclass(frozen=True)
-class SoftmaxConfig(OutputOptions, MemoryOptions, AttendOptions, PositionOptions, ProjectOptions, Kind):
     @property
     def random(self) -> bool:
         return self.dropout > 0
@@ -62,19 +59,17 @@ class SoftmaxConfig(OutputOptions, MemoryOptions, AttendOptions, PositionOptions
         return {name: kind for name, kind in given.items() if kind.startswith("identity")}
 
     @property
-    def both_sides(self) -> tuple[str, ...]:
-        return ("query",) if self.query == "merged" and not self.rank else ()
-
-    @property
     def bias_places(self) -> tuple[str, ...]:
         return (*PROJECTIONS, *(["memory"] if wide_slots(self) else []))
 
-    def with_biases(self, parts: set[str]) -> "SoftmaxConfig":
+    def with_biases(self, parts: set[str]) -> "Attending":
         return replace(self, bias=tuple(name for name in PROJECTIONS if name in {*self.bias, *parts}))
 
-    def resolved(self, place: Place, key: str) -> "SoftmaxConfig":
+    def projected(self, place: Place, key: str) -> "Attending":
+        """The options with the sizes of the projections, and checks of these."""
         a = with_sizes(self, place.width, key)
-        require(a.rank <= place.width, f"{key}.rank", a.rank, f"at most model.width={place.width}, the full rank")
+        full = min(place.width, place.read_width)
+        require(a.rank <= full, f"{key}.rank", a.rank, f"at most model.width={full}, the full rank")
         if a.query == "merged":  # one matrix replaces those of queries and of keys
             allowed = "left at 'learned' with query='merged', which replaces both matrices"
             require(a.key in ("learned", "identity_whole"), f"{key}.key", a.key, allowed)
@@ -83,8 +78,26 @@ class SoftmaxConfig(OutputOptions, MemoryOptions, AttendOptions, PositionOptions
             allowed = "'softmax' with a layout whose feed-forward reads the heads"
             require(not wide_slots(a), f"{key}.memory_activation", a.memory_activation, allowed)
             a = replace(a, output="identity")
-        a = replace(a, bias=in_order(a.bias, tuple(matrices(a, place.width)), key))
+        a = replace(a, bias=in_order(a.bias, tuple(matrices(replace(place, options=a))), key))
         _check_identities(a, place, key)
+        return a
+
+
+@dataclass(frozen=True)
+class Kind(Attending):
+    kind: str = option("softmax", "kind of mixer")
+
+
+@dataclass(frozen=True)
+class SoftmaxConfig(
+    OutputOptions, MemoryOptions, AttendOptions, WeightOptions, PositionOptions, ProjectOptions, Kind
+):
+    @property
+    def both_sides(self) -> tuple[str, ...]:
+        return ("query",) if self.query == "merged" and not self.rank else ()
+
+    def resolved(self, place: Place, key: str) -> "SoftmaxConfig":
+        a = self.projected(place, key)
         _check_positions(a, place.width, key)
         _check_shaping(a, key)
         _check_reach(a, place, key)
@@ -126,13 +139,17 @@ def in_order(bias: tuple[str, ...], projections: tuple[str, ...], key: str) -> t
 
 def _check_identities(a: SoftmaxConfig, place: Place, key: str) -> None:
     """Raises UserError if an identity splits the input among the heads and the sizes do not match."""
-    width = place.width
-    sizes = head_sizes(a, width)
-    shares = [("query", a.query, a.heads, sizes.qk), ("key", a.key, a.kv_heads, sizes.qk)]
-    for name, kind, heads, size in [*shares, ("value", a.value, a.kv_heads, sizes.v)]:
-        allowed = f"{kind!r} only if heads * size = model.width={width}, here {heads} * {size}"
+    width, read = place.width, place.read_width
+    sizes = head_sizes(a, width, read)
+    shares = [("query", a.query, a.heads, sizes.qk, width), ("key", a.key, a.kv_heads, sizes.qk, read)]
+    for name, kind, heads, size, whole in [*shares, ("value", a.value, a.kv_heads, sizes.v, read)]:
+        of = "model.width" if name == "query" or not place.source_width else "the width of the source"
+        allowed = f"{kind!r} only if heads * size = {of}={whole}, here {heads} * {size}"
         split = kind in ("identity", "identity_plus")
-        require(not split or heads * size == width, f"{key}.{name}", kind, allowed)
+        require(not split or heads * size == whole, f"{key}.{name}", kind, allowed)
+    both = a.query == a.key == "identity_whole"
+    allowed = f"another value: the keys are the source of width {read}, the queries the input of width {width}"
+    require(not both or width == read, f"{key}.query", a.query, allowed)
     allowed = f"'identity' only if heads * size of a value = model.width={width}, here {a.heads} * {sizes.v}"
     whole = a.heads * sizes.v == width
     require(place.bare or a.output != "identity" or whole, f"{key}.output", a.output, allowed)

@@ -111,13 +111,25 @@ class PositionOptions:
 
 
 @dataclass(frozen=True)
-class AttendOptions:
-    """Options of the weights over the context."""
+class WeightOptions:
+    """Options of the weights, whatever is attended to."""
 
     scale: float = option(0.0, "factor of the logits; 0 for 1/sqrt(size of a query), of head_size if merged", low=0.0)
     softcap: float = option(
         0.0, "c in c tanh(q k / c), before biases and the mask (Gemma 2: 50); 0 for no softcap", low=0.0
     )
+    sink: Literal["none", "off_by_one", "learned"] = option(
+        "none",
+        "a term added to the denominator of the softmax: 1 (off-by-one softmax), or e^b with a trained b for each head",
+        needs=SINK,
+    )
+    dropout: float = option(0.0, "dropout rate of the attention weights", low=0.0, high=0.99, decides="training")
+
+
+@dataclass(frozen=True)
+class AttendOptions:
+    """Options of the weights over the tokens of the sequence itself."""
+
     sees_itself: bool = option(True, "a token attends to itself, and not only to earlier tokens")
     window: int = option(0, "number of nearest tokens that a token attends to; 0 for all", low=0)
     span: Literal["full", "adaptive"] = option("full", "adaptive: each head learns how much of the window it uses")
@@ -129,15 +141,9 @@ class AttendOptions:
         decides="training",
         needs=where(span="adaptive"),
     )
-    sink: Literal["none", "off_by_one", "learned"] = option(
-        "none",
-        "a term added to the denominator of the softmax: 1 (off-by-one softmax), or e^b with a trained b for each head",
-        needs=SINK,
-    )
     shaping: Literal["none", "skip_init", "shaped"] = option(
         "none", "trained mixture of the weights A and the identity: aI + bA (skip_init), or aI + bA - cC with uniform C"
     )
-    dropout: float = option(0.0, "dropout rate of the attention weights", low=0.0, high=0.99, decides="training")
 
 
 @dataclass(frozen=True)

@@ -25,24 +25,33 @@ class HeadSizes(NamedTuple):
     value_heads: int
 
 
-def head_sizes(a, width: int) -> HeadSizes:
-    """Sizes of the heads of attention with options `a` in a model of width `width`."""
+def head_sizes(a, width: int, read_width: int = 0) -> HeadSizes:
+    """Sizes of the heads of attention with options `a` in a model of width `width`. `read_width` is the width of what keys
+    and values are of: by default the same."""
+    read_width = read_width or width
     whole = a.key == "identity_whole"  # query = 'merged' at full rank has this key too
-    qk = a.rank or (width if whole or a.query == "identity_whole" else a.head_size)
+    qk = a.rank or (read_width if whole else width if a.query == "identity_whole" else a.head_size)
     key_heads = 1 if whole else a.kv_heads
     if a.value == "key":
         return HeadSizes(qk, qk, key_heads, key_heads)
     if a.value == "identity_whole":
-        return HeadSizes(qk, width, key_heads, 1)
+        return HeadSizes(qk, read_width, key_heads, 1)
     return HeadSizes(qk, a.head_size, key_heads, a.kv_heads)
 
 
-def matrices(a, width: int) -> dict[str, Shape]:
+def sizes_at(place: Place) -> HeadSizes:
+    """Sizes of the heads of attention at its place."""
+    return head_sizes(place.options, place.width, place.read_width)
+
+
+def matrices(place: Place) -> dict[str, Shape]:
     """The shape of each learned matrix."""
-    s = head_sizes(a, width)
+    a, width, s = place.options, place.width, sizes_at(place)
+    letters = "W->GK" if place.source_width else "D->GK"  # keys and values of a source do not read the stream
     shapes = {} if a.query.startswith("identity") else {"query": Shape("D->HK", width, a.heads, s.qk)}
-    shapes |= {"key": Shape("D->GK", width, s.key_heads, s.qk)} if a.key == "learned" else {}
-    shapes |= {"value": Shape("D->GK", width, s.value_heads, s.v)} if a.value in ("learned", "identity_plus") else {}
+    shapes |= {"key": Shape(letters, place.read_width, s.key_heads, s.qk)} if a.key == "learned" else {}
+    if a.value in ("learned", "identity_plus"):
+        shapes |= {"value": Shape(letters, place.read_width, s.value_heads, s.v)}
     shapes |= {"output": Shape("HK->D", a.heads, s.v, width)} if a.output == "learned" else {}
     return shapes
 
@@ -64,7 +73,7 @@ def _scale(place: Place, name: str) -> float:
     if name == "query" and a.shaping == "shaped":  # the initial weights are uniform: A = C (He & Hofmann 2023, sec. 3)
         return 0.0
     if name == "query" and a.query == "merged" and not a.rank:  # logits as large as those of W_Q W_K^T
-        return math.sqrt(a.head_size) * kernel_std(place, place.width)
+        return math.sqrt(a.head_size) * kernel_std(place, place.read_width)
     if name in ("query", "key") and a.rank:  # the same for A_h B_h^T of any rank
         return (a.head_size / a.rank) ** 0.25
     if name == "output":
@@ -72,9 +81,9 @@ def _scale(place: Place, name: str) -> float:
     return place.inner_scale if name == "value" else 1.0
 
 
-def qk_norm_shapes(a, width: int) -> dict[str, tuple[str, tuple[int, ...]]]:
+def qk_norm_shapes(place: Place) -> dict[str, tuple[str, tuple[int, ...]]]:
     """Letters and sizes of the dimensions of the norms of queries and keys; {} without norms."""
-    s = head_sizes(a, width)
+    a, s = place.options, sizes_at(place)
     heads = {"query": ("H", a.heads), "key": ("G", s.key_heads)} if a.qk_norm != "none" else {}
     if a.qk_norm_over == "head":
         return {name: ("K", (s.qk,)) for name in heads}
@@ -82,13 +91,13 @@ def qk_norm_shapes(a, width: int) -> dict[str, tuple[str, tuple[int, ...]]]:
 
 
 def qk_norms(place: Place, spec) -> dict[str, Norm]:
-    shapes = qk_norm_shapes(place.options, place.width)
+    shapes = qk_norm_shapes(place)
     return {name: Norm(spec, *shape, place.param_dtype) for name, shape in shapes.items()}
 
 
-def logit_scale(a, width: int) -> float:
+def logit_scale(a, width: int, read_width: int = 0) -> float:
     """Factor of the attention logits."""
-    return a.scale or (a.head_size if a.query == "merged" else head_sizes(a, width).qk) ** -0.5
+    return a.scale or (a.head_size if a.query == "merged" else head_sizes(a, width, read_width).qk) ** -0.5
 
 
 def heads_of(linear: Linear | None, x_BLD, heads: int, size: int, ctx: Context):

@@ -1,0 +1,104 @@
+"""The encoder of a model with two stacks: the same blocks over the source, whose output cross-attention reads.
+
+    s = norm(blocks(embed(source)))
+
+The stack that makes the logits is the decoder. By default every position of the source sees all others. Its parameters are
+params["encoder"], and its taps begin with 'encoder.'.
+"""
+
+import zlib
+from dataclasses import dataclass, fields
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+
+from xfresearch.config.fields import option
+from xfresearch.models import stack, token_stack
+from xfresearch.models.context import Context, Source
+from xfresearch.models.costs import Costs, weights
+from xfresearch.models.stack import Pass, StackOptions
+from xfresearch.models.taps import ENCODER, Request
+from xfresearch.models.token_stack import EmbeddingOptions, Table, TokenStack, TokenStackConfig
+from xfresearch.runtime.errors import require
+
+NAME = ENCODER  # in model.stacks, in the parameters and in the names of taps
+
+
+@dataclass(frozen=True)
+class EncoderConfig(EmbeddingOptions, StackOptions):
+    """The options of an encoder. Those of the numbers are the model's."""
+
+    width: int = option(0, "width W of the encoder's stream; 0 for model.width", low=0)
+    max_length: int = option(0, "length of a source that positions and costs are for; 0 for source_length", low=0)
+    causal: bool = option(False, "a position of the source sees only itself and earlier positions")
+    embedding: Literal["shared", "own"] = option("shared", "the token embedding: the decoder's, or another one")
+
+
+@dataclass(frozen=True)
+class EncoderStack(EncoderConfig, TokenStackConfig):
+    """An encoder with all that its parameters and its function depend on."""
+
+    vocab_size: int = 0
+
+    def __hash__(self) -> int:
+        return hash(repr(self))
+
+    @property
+    def key(self) -> str:
+        return f"model.stacks.{NAME}"
+
+
+def encoder_of(decoder: TokenStackConfig, options: EncoderConfig, vocab_size: int) -> EncoderStack:
+    """The encoder with these options beside a decoder, whose numbers it has."""
+    numbers = {each.name: getattr(decoder, each.name) for each in fields(stack.NumberOptions)}
+    given = {each.name: getattr(options, each.name) for each in fields(EncoderConfig)}
+    return EncoderStack(**given | numbers | {"width": options.width or decoder.width}, vocab_size=vocab_size)
+
+
+def resolved(encoder: EncoderStack, width: int) -> EncoderConfig:
+    """The options of an encoder with derived sizes, beside a decoder of `width`. Raises UserError at the first invalid
+    option."""
+    shared = encoder.embedding == "shared"
+    allowed = f"'own' with a width of {encoder.width}: that of the decoder is {width}"
+    require(not shared or encoder.width == width, f"{encoder.key}.embedding", encoder.embedding, allowed)
+    std, allowed = encoder.embedding_std, "0 with embedding='shared': the table is the decoder's"
+    require(not shared or not std, f"{encoder.key}.embedding_std", std, allowed)
+    encoder = token_stack.resolved(encoder)
+    return EncoderConfig(**{each.name: getattr(encoder, each.name) for each in fields(EncoderConfig)})
+
+
+class Encoder(TokenStack):
+    def __init__(self, config: EncoderStack, rngs):
+        own = config.embedding == "own"
+        self.embed = Table(config, config.vocab_size, "VD", rngs, config.embedding_std) if own else None
+        self.make_ends(config, rngs)
+        self.blocks = stack.make_blocks(config, rngs)
+
+    def __call__(self, shared_VD, ctx: Context, layers: str, remat: str, taps: Request) -> tuple[Source, Pass]:
+        """The source of `ctx` with its encoding, and the other results of the pass. `shared_VD` is the decoder's table."""
+        source = ctx.source
+        assert source is not None
+        inner = taps.within(NAME)
+        outside = inner.outside()
+        positions_BS = source.positions_BS
+        if positions_BS is None:
+            positions_BS = jnp.broadcast_to(jnp.arange(source.tokens_BS.shape[1]), source.tokens_BS.shape)
+        key = None if ctx.key is None else jax.random.fold_in(ctx.key, zlib.crc32(NAME.encode()))
+        own = Context(positions_BS, source.segments_BS, key, outside, mesh=ctx.mesh, execution=ctx.execution)
+        table_VD = shared_VD if self.embed is None else self.embed.table[...]
+        x_BSW, of_blocks = self.through(table_VD, source.tokens_BS, own, None, layers, remat, inner)
+        return source._replace(x_BSW=x_BSW), _named(of_blocks, outside.values)
+
+
+def _named(of_blocks: Pass, outside: dict) -> Pass:
+    """The results with the names that they have outside of the encoder."""
+    statistics = {f"{NAME}/{name}": values for name, values in of_blocks.statistics.items()}
+    captures = {f"{NAME}/{name}": values for name, values in of_blocks.captures.items()}
+    return of_blocks._replace(statistics=statistics, captures=captures | {f"{NAME}/": outside})
+
+
+def costs(encoder: EncoderStack) -> Costs:
+    """Costs of one token of the source, in a source of `max_length` tokens."""
+    own: Any = encoder.vocab_size * encoder.width * (encoder.embedding == "own")
+    return token_stack.costs(encoder, encoder.max_length) + weights(own)

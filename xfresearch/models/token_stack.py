@@ -1,0 +1,161 @@
+"""A stack of blocks that reads tokens: embed -> blocks -> norm. A language model is one with an output head; its encoder, if
+it has one, is another (encoder.py)."""
+
+from dataclasses import dataclass, replace
+from typing import Literal, TypeVar
+
+import jax.numpy as jnp
+from flax import nnx
+
+from xfresearch.config.fields import option, where
+from xfresearch.kernels.lookup import lookup
+from xfresearch.models import layers, stack
+from xfresearch.models.block_config import NormKind, check_norms
+from xfresearch.models.context import Context
+from xfresearch.models.costs import Costs, weights
+from xfresearch.models.layouts import LAYOUTS
+from xfresearch.models.norms import Norm, NormSpec
+from xfresearch.models.parameters import draw, kernel_std, parameter, times
+from xfresearch.models.positions import sinusoidal
+from xfresearch.models.stack import StackConfig
+from xfresearch.models.stream import Stream
+from xfresearch.models.taps import Request
+from xfresearch.runtime.errors import require
+
+T = TypeVar("T", bound="TokenStackConfig")
+
+
+@dataclass(frozen=True)
+class EmbeddingOptions:
+    """Options of what is before the first block and after the last one."""
+
+    position: Literal["none", "learned", "sinusoidal"] = option("none", "positions that are added to the embedding")
+    position_offset: int = option(
+        0, "row of the position table that position 0 reads (OPT: 2)", low=0, needs=where(position="learned")
+    )
+    embedding_norm: NormKind = option("none", "norm of the embedding")
+    embedding_scale: Literal["none", "sqrt_width", "learned"] = option(
+        "none", "factor of the token embedding, applied before positions are added; learned starts at sqrt(width)"
+    )
+    embedding_std: float = option(
+        0.0, "standard deviation of the initial token embedding; 0 for that of init", low=0.0, decides="initialisation"
+    )
+    final_norm: NormKind = option("layer", "norm before the output head")
+    dropout: float = option(0.0, "dropout rate of the embedding", low=0.0, high=0.99, decides="training")
+
+
+@dataclass(frozen=True)
+class TokenStackConfig(EmbeddingOptions, StackConfig):
+    def __hash__(self) -> int:  # `blocks` is a dict, which has no hash; equal configs have equal representations
+        return hash(repr(self))
+
+    @property
+    def random(self) -> bool:
+        """Whether the stack draws random numbers in training."""
+        blocks = self.blocks.values()
+        within = any(options.random for block in blocks for options in block.sublayers.values())
+        return bool(self.dropout or within or any(block.dropout for block in blocks))
+
+    def norm_spec(self, kind: str) -> NormSpec:
+        """A norm of this kind outside the blocks. It has the norm options of the first block."""
+        return self.blocks[layers.stacks(self)[0].block].norm_spec(kind)
+
+    @property
+    def position_rows(self) -> int:
+        """Rows of the table of learned positions, 0 without a table. The first `position_offset` rows are never read."""
+        return self.max_length + self.position_offset if self.position == "learned" else 0
+
+    @property
+    def longest(self) -> int:
+        """The longest sequence that its tables of positions and the capacity of its experts support; 0 for any."""
+        return max(self.max_length if self.position == "learned" else 0, stack.longest_input(self))
+
+
+def resolved(config: T) -> T:
+    """The config with derived sizes filled in. Raises UserError at the first invalid option."""
+    config = stack.resolved(config)
+    first = layers.stacks(config)[0].block
+    for name, block in config.blocks.items():
+        elsewhere = (config.embedding_norm, config.final_norm) if name == first else ()
+        check_norms(block, elsewhere, f"{config.key}.blocks.{name}")
+    _check_final_norm(config)
+    return config
+
+
+def _check_final_norm(config: TokenStackConfig) -> None:
+    """Requires the final norm for ResiDual's second stream, and forbids it directly after another norm."""
+    last = config.blocks[layers.stacks(config)[-1].block]
+    branch = stack.last_branch(config)
+    for name, each in config.blocks.items():
+        same = LAYOUTS[each.layout].branches[-1].connection.ends_with == branch.connection.ends_with
+        allowed = f"like {last.layout!r} in the last layer, whose head reads other streams"
+        require(same, f"{config.key}.blocks.{name}.layout", each.layout, allowed)
+    if branch.connection.ends_with:
+        allowed = f"a norm with layout={last.layout!r}: its second stream has no other norm"
+        require(config.final_norm != "none", f"{config.key}.final_norm", config.final_norm, allowed)
+        return
+    normed = "post" in branch.norms and last.norm_at(f"{branch.name}_post").kind != "none"
+    allowed = f"'none' if the last block, with layout={last.layout!r}, ends in a norm"
+    require(not normed or config.final_norm == "none", f"{config.key}.final_norm", config.final_norm, allowed)
+
+
+class Table(nnx.Module):
+    """One vector of width D for each of `rows` ids, drawn with standard deviation `std` (0: that of `model.init`)."""
+
+    def __init__(self, config: TokenStackConfig, rows: int, letters: str, rngs, std: float = 0.0):
+        std = std or kernel_std(config.around, config.width)
+        self.table = parameter(draw(rngs.params(), (rows, config.width), std, config.param_dtype), letters)
+
+
+class TokenStack(nnx.Module):
+    """The parameters around the blocks, and the steps of a pass. A subclass makes the table `embed` and the blocks."""
+
+    def make_ends(self, config: TokenStackConfig, rngs) -> None:
+        """Makes the parameters before and after the blocks, but for those of the tokens."""
+        dtype, D = config.param_dtype, config.width
+        self.config = config
+        self.position = Table(config, config.position_rows, "LD", rngs) if config.position == "learned" else None
+        self.shared = stack.SharedTables(config, rngs)
+        learned_scale = config.embedding_scale == "learned"
+        self.embedding_scale = parameter(jnp.full((), D**0.5, dtype), "") if learned_scale else None
+        self.embedding_norm = Norm(config.norm_spec(config.embedding_norm), "D", (D,), dtype)
+        self.final_norm = Norm(config.norm_spec(config.final_norm), "D", (D,), dtype)
+
+    def through(self, table_VD, tokens_BL, ctx: Context, caches, layers: str, remat: str, taps: Request):
+        """The hidden states [B, L, D] after the final norm, and the other results of the blocks. The taps of `ctx` are
+        those outside of the blocks."""
+        ctx = replace(ctx, shared=self.shared.values())
+        x_BLD = ctx.tap("embed", ctx.shard(self.embedded(table_VD, tokens_BL, ctx), "BLD"))
+        run_blocks = stack.unroll if layers == "unroll" or stack.are_apart(self.blocks) else stack.scan
+        stream = stack.first_stream(self.config, x_BLD, ctx)
+        stream, of_blocks = run_blocks(self.config, self.blocks, stream, ctx, caches, stack.REMAT[remat], taps)
+        return ctx.tap("final", self.end(stream)), of_blocks
+
+    def end(self, stream: Stream):
+        """What is read after the last layer: the output of the final norm, in most layouts."""
+        return stack.last_branch(self.config).connection.end(self.final_norm, stream)
+
+    def embedded(self, table_VD, tokens_BL, ctx: Context):
+        """The residual stream [B, L, D] before the first block."""
+        config = self.config
+        # The lookup comes before the cast, so that the gradient of a row sums over all of its tokens in float32.
+        x_BLD = lookup(table_VD, "VD", tokens_BL, ctx.mesh).astype(config.dtype)
+        if config.embedding_scale == "sqrt_width":
+            x_BLD *= jnp.asarray(config.width**0.5, config.dtype)
+        if self.embedding_scale is not None:
+            x_BLD = times(x_BLD, self.embedding_scale[...])
+        if self.position is not None:
+            rows_BL = ctx.positions_BL + config.position_offset
+            x_BLD += lookup(self.position.table[...], "LD", rows_BL, ctx.mesh).astype(config.dtype)
+        if config.position == "sinusoidal":
+            x_BLD += sinusoidal(ctx.positions_BL, config.width).astype(config.dtype)
+        return ctx.dropout(self.embedding_norm(x_BLD), config.dropout, "embed")
+
+
+def costs(config: TokenStackConfig, length: int) -> Costs:
+    """Costs of a token in sequences of `length`, without the table of tokens and the output head."""
+    total = Costs(sequence_length=length) + weights(config.position_rows * config.width)
+    total += weights(int(config.embedding_scale == "learned"))
+    for kind in (config.embedding_norm, config.final_norm):
+        total += config.norm_spec(kind).costs(config.width)
+    return total + stack.costs(config, length)
