@@ -36,7 +36,7 @@ class Costs:
         return Costs(**{k: v if k == "sequence_length" else v * times for k, v in vars(self).items()})
 
 
-def shared_by(flops: int, tokens: int) -> int | float:
+def shared_by(flops: int | float, tokens: int) -> int | float:
     """FLOPs per token of `flops` that all `tokens` share."""
     whole, rest = divmod(flops, tokens)
     return flops / tokens if rest else whole

@@ -110,6 +110,8 @@ class Table(nnx.Module):
 class TokenStack(nnx.Module):
     """The parameters around the blocks, and the steps of a pass. A subclass makes the table `embed` and the blocks."""
 
+    blocks: nnx.Dict
+
     def make_ends(self, config: TokenStackConfig, rngs) -> None:
         """Makes the parameters before and after the blocks, but for those of the tokens."""
         dtype, D = config.param_dtype, config.width

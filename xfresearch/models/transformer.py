@@ -39,6 +39,8 @@ class Output(NamedTuple):
 
 
 class Transformer(TokenStack):
+    config: ModelConfig
+
     def __init__(self, model: ModelConfig, rngs):
         V = model.vocab_size
         self.embed = Table(model, V, "VD", rngs, model.embedding_std)

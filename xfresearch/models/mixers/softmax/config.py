@@ -1,6 +1,7 @@
 """The options of softmax attention: derived sizes, and checks of combinations."""
 
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from xfresearch.config.fields import changed, option
 from xfresearch.models.mixers.memory_slots import slot_values, wide_slots
@@ -20,8 +21,17 @@ from xfresearch.models.sublayer import MemoryPart, SublayerConfig
 from xfresearch.runtime.errors import require
 
 
-class Attending(SublayerConfig):
-    """What the options of softmax attention say, whether it reads the sequence itself or a source."""
+A = TypeVar("A", bound="Attending")
+
+
+@dataclass(frozen=True)
+class Kind(SublayerConfig):
+    kind: str = option("softmax", "kind of mixer")
+
+
+@dataclass(frozen=True)
+class Attending(OutputOptions, MemoryOptions, WeightOptions, ProjectOptions, Kind):
+    """The options of softmax attention to anything: to the sequence itself, or to a source (cross.py)."""
 
     @property
     def random(self) -> bool:
@@ -65,7 +75,7 @@ class Attending(SublayerConfig):
     def with_biases(self, parts: set[str]) -> "Attending":
         return replace(self, bias=tuple(name for name in PROJECTIONS if name in {*self.bias, *parts}))
 
-    def projected(self, place: Place, key: str) -> "Attending":
+    def projected(self: A, place: Place, key: str) -> A:
         """The options with the sizes of the projections, and checks of these."""
         a = with_sizes(self, place.width, key)
         full = min(place.width, place.read_width)
@@ -84,14 +94,7 @@ class Attending(SublayerConfig):
 
 
 @dataclass(frozen=True)
-class Kind(Attending):
-    kind: str = option("softmax", "kind of mixer")
-
-
-@dataclass(frozen=True)
-class SoftmaxConfig(
-    OutputOptions, MemoryOptions, AttendOptions, WeightOptions, PositionOptions, ProjectOptions, Kind
-):
+class SoftmaxConfig(AttendOptions, PositionOptions, Attending):
     @property
     def both_sides(self) -> tuple[str, ...]:
         return ("query",) if self.query == "merged" and not self.rank else ()
@@ -137,7 +140,7 @@ def in_order(bias: tuple[str, ...], projections: tuple[str, ...], key: str) -> t
     return tuple(name for name in projections if name in bias)
 
 
-def _check_identities(a: SoftmaxConfig, place: Place, key: str) -> None:
+def _check_identities(a: Attending, place: Place, key: str) -> None:
     """Raises UserError if an identity splits the input among the heads and the sizes do not match."""
     width, read = place.width, place.read_width
     sizes = head_sizes(a, width, read)

@@ -23,7 +23,7 @@ from xfresearch.models.context import Aux, Context
 from xfresearch.models.costs import Costs, shared_by
 from xfresearch.models.mixers import key_values
 from xfresearch.models.mixers.softmax.attention import Attention, Projected, cache_shapes, parts_costs
-from xfresearch.models.mixers.softmax.config import HEAD_OPTIONS, Kind, heads_in_words
+from xfresearch.models.mixers.softmax.config import HEAD_OPTIONS, Attending, heads_in_words
 from xfresearch.models.mixers.softmax.options import MemoryOptions, OutputOptions, ProjectOptions, WeightOptions
 from xfresearch.models.place import Place
 from xfresearch.models.sublayer import Traffic, reads
@@ -31,7 +31,7 @@ from xfresearch.runtime.errors import require
 
 
 @dataclass(frozen=True)
-class CrossConfig(OutputOptions, MemoryOptions, WeightOptions, ProjectOptions, Kind):
+class CrossConfig(Attending):
     # Tokens of two sequences have no distance, so nothing depends on it.
     position: ClassVar[str] = "none"
     span: ClassVar[str] = "full"
@@ -60,7 +60,7 @@ class CrossAttention(Attention):
         k_BSGK, v_BSGV = self._of_source(ctx) if cache is None else self._cached(cache, len(x_BLD))
         p = self._tapped(Projected(self.queries(x_BLD, ctx), k_BSGK, v_BSGV), ctx)
         memory = self.slots(p.q_BLHK.dtype) if cache is None else cache.get("memory")
-        q_segments_BL, k_segments_BS = _segments(ctx, *x_BLD.shape[:2], k_BSGK.shape[1])
+        q_segments_BL, k_segments_BS = _segments(ctx, x_BLD, k_BSGK)
         o_BLHV = self.weighed(
             p,
             p.k_BLGK,
@@ -89,8 +89,9 @@ class CrossAttention(Attention):
 
     def source_cache(self, ctx: Context) -> dict:
         k_BSGK, v_BSGV = self._of_source(ctx)
-        shapes = cache_shapes(self.options, self.sizes)
-        return key_values.extended(key_values.empty(shapes, *k_BSGK.shape[:2], self.dtype), k_BSGK, v_BSGV, 0)
+        batch, length = k_BSGK.shape[:2]
+        empty = key_values.empty(cache_shapes(self.options, self.sizes), batch, length, self.dtype)
+        return key_values.extended(empty, k_BSGK, v_BSGV, 0)
 
     @staticmethod
     def costs(place: Place, length: int) -> Costs:
@@ -111,11 +112,11 @@ class CrossAttention(Attention):
         return None
 
 
-def _segments(ctx: Context, batch: int, length: int, source_length: int):
+def _segments(ctx: Context, x_BLD, k_BSGK):
     """Segment ids of the queries [B, L] and of the keys [B, S]; None and None if neither has any."""
     assert ctx.source is not None
     queries, keys = ctx.segments_BL, ctx.source.segments_BS
     if queries is None and keys is None:
         return None, None
-    one = jnp.ones((batch, length), jnp.int32) if queries is None else queries
-    return one, jnp.ones((batch, source_length), jnp.int32) if keys is None else keys
+    queries, keys = (jnp.ones(x.shape[:2], jnp.int32) if ids is None else ids for ids, x in ((queries, x_BLD), (keys, k_BSGK)))
+    return queries, keys
