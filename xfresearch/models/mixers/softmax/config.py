@@ -20,7 +20,6 @@ from xfresearch.models.place import Place
 from xfresearch.models.sublayer import MemoryPart, SublayerConfig
 from xfresearch.runtime.errors import require
 
-
 A = TypeVar("A", bound="Attending")
 
 

@@ -118,5 +118,6 @@ def _segments(ctx: Context, x_BLD, k_BSGK):
     queries, keys = ctx.segments_BL, ctx.source.segments_BS
     if queries is None and keys is None:
         return None, None
-    queries, keys = (jnp.ones(x.shape[:2], jnp.int32) if ids is None else ids for ids, x in ((queries, x_BLD), (keys, k_BSGK)))
+    given = (queries, x_BLD), (keys, k_BSGK)
+    queries, keys = (jnp.ones(x.shape[:2], jnp.int32) if ids is None else ids for ids, x in given)
     return queries, keys
