@@ -98,9 +98,9 @@ def choices(classes: Mapping[str, type], defaults: dict[str, str], doc: str, by:
     return field(default_factory=make, metadata={"doc": doc, "choice": chosen})
 
 
-def named(doc: str) -> Any:
-    """A field that is a dictionary of groups of one class, without any at first."""
-    return field(default_factory=dict, metadata={"doc": doc})
+def named(classes: Mapping[str, type], doc: str) -> Any:
+    """A field that is a dictionary of groups, empty at first. `classes` are those that it may have, by name."""
+    return field(default_factory=dict, metadata={"doc": doc, "named": classes})
 
 
 class Leaf(NamedTuple):

@@ -21,7 +21,9 @@ class ModelConfig(TokenStackConfig):
     logit_softcap: float = option(
         0.0, "c in logits = c tanh(logits / c), after the bias (Gemma 2: 30); 0 for no softcap", low=0.0
     )
-    stacks: dict[str, EncoderConfig] = named("other stacks by name: 'encoder', whose output cross-attention reads")
+    stacks: dict[str, EncoderConfig] = named(
+        {NAME: EncoderConfig}, "other stacks by name: 'encoder', whose output cross-attention reads"
+    )
 
     def __hash__(self) -> int:  # `blocks` is a dict, which has no hash; equal configs have equal representations
         return hash(repr(self))

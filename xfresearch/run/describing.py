@@ -40,7 +40,10 @@ def _add(rows: dict, config, prefix: str, kind: str = "", chosen: Choice | None 
         needs = spec.metadata.get("needs")
         used_with = needs.words if needs else condition
         chosen_here = chosen if chosen and spec.name == chosen.by else None
-        if isinstance(value, dict):
+        if "named" in spec.metadata:
+            for name, cls in spec.metadata["named"].items():
+                _add_named(rows, cls(), f"{path}.{name}.")
+        elif isinstance(value, dict):
             assert inner, f"{path}: only groups with a choice are in a dict"
             for name, item in value.items():
                 _add_kinds(rows, item, f"{path}.{name}.", inner)
@@ -53,6 +56,19 @@ def _add(rows: dict, config, prefix: str, kind: str = "", chosen: Choice | None 
             row = _row(path, value, spec.metadata["doc"], choices, used_with)
             kinds = rows.setdefault(row, Row(*row, [])).kinds
             kinds += [] if kind in kinds else [kind]  # each layout has the same attention
+
+
+def _add_named(rows: dict, config, prefix: str) -> None:
+    """Adds the options of a group that a config need not have. Its blocks have the options of any blocks: one row."""
+    hints = typing.get_type_hints(type(config))
+    for spec in dataclasses.fields(config):
+        value, doc = getattr(config, spec.name), spec.metadata["doc"]
+        needs = spec.metadata.get("needs")
+        blocks = isinstance(value, dict)
+        choices = () if blocks else _literals(hints[spec.name])
+        shown = f"{doc}, with the options of `model.blocks`" if blocks else doc
+        row = _row(prefix + spec.name, tuple(value) if blocks else value, shown, choices, needs.words if needs else "")
+        rows.setdefault(row, Row(*row, [""]))
 
 
 def _add_kinds(rows: dict, value, prefix: str, chosen: Choice) -> None:

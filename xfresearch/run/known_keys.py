@@ -26,10 +26,15 @@ def check(arguments: list[str]) -> None:
     shipped.require(file)
     tree = kept() or {}
     for name, value in overrides if tree else ():
-        blocks = tree["model"]["blocks"]
-        if name.startswith("model.blocks.") and name.count(".") > 2:  # a file may name its blocks as it likes
-            blocks = blocks.setdefault(name.split(".")[2], blocks["main"])
+        for owner, group in (("model", tree["model"]), *_stacks(tree["model"])):
+            block, _, option = name.removeprefix(f"{owner}.blocks.").partition(".")
+            if name.startswith(f"{owner}.blocks.") and option:  # a file may name its blocks as it likes
+                group["blocks"].setdefault(block, group["blocks"]["main"])
         find(tree, name, value, has="has, in one kind or another,")
+
+
+def _stacks(model: dict) -> list[tuple[str, dict]]:
+    return [(f"model.stacks.{name}", group) for name, group in model["stacks"].items()]
 
 
 def keep(config) -> None:
@@ -59,7 +64,9 @@ def tree_of(config) -> dict:
     tree: dict[str, dict | None] = {}
     for spec in dataclasses.fields(config):
         value, chosen = getattr(config, spec.name), spec.metadata.get("choice")
-        if isinstance(value, dict):
+        if "named" in spec.metadata:
+            tree[spec.name] = {name: tree_of(cls()) for name, cls in spec.metadata["named"].items()}
+        elif isinstance(value, dict):
             tree[spec.name] = {name: _of_all(spec.metadata["choice"]) for name in value}
         elif chosen:
             tree[spec.name] = _of_all(chosen)
