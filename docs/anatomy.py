@@ -74,21 +74,21 @@ def draw_memories(lm, result, path: Path) -> None:
     import matplotlib.pyplot as plt
 
     data = result.data
-    places = [n for n, place in enumerate(data["places"]) if place.endswith(".feed_forward")]
+    numbers = [n for n, memory in enumerate(data["memories"]) if memory.endswith(".feed_forward")]
     figure, (left, right) = plt.subplots(1, 2, figsize=(12, 3.6), width_ratios=(1, 2.6))
     for name, label, style in (
         ("shared", "triggers with the same last token", "o-"),
         ("shared_random", "the same of random tokens", "o--"),
         ("composed", "prediction is that of no active value", "s-"),
     ):
-        left.plot(range(len(places)), data[name][places], style, label=label, color="C0" if "shared" in name else "C1")
-    left.set(xlabel="layer", ylabel="share", ylim=(0, 1), xticks=range(len(places)))
+        left.plot(range(len(numbers)), data[name][numbers], style, label=label, color="C0" if "shared" in name else "C1")
+    left.set(xlabel="layer", ylabel="share", ylim=(0, 1), xticks=range(len(numbers)))
     left.legend(fontsize=7, frameon=False, loc="lower left", bbox_to_anchor=(0, 1))
-    middle = places[len(places) // 2]
-    table = next(each for each in result.tables if each.title == f"Keys of {data['places'][middle]}")
+    middle = numbers[len(numbers) // 2]
+    table = next(each for each in result.tables if each.title == f"Keys of {data['memories'][middle]}")
     right.axis("off")
     title = "key, two of its triggers (the last token in ><), likeliest tokens of the value"
-    right.set_title(f"layer {len(places) // 2}: {title}", fontsize=9)
+    right.set_title(f"layer {len(numbers) // 2}: {title}", fontsize=9)
     for number, (key, triggers, words) in enumerate(table.rows[:KEYS]):
         y = 1 - (number + 0.7) / KEYS
         shown = " | ".join(each[-26:] for each in triggers.split(" | ")[:TRIGGERS]).replace("\n", "\\n").replace("$", r"\$")

@@ -143,18 +143,18 @@ class Edits(NamedTuple):
             yield item, measure
 
     def edited(self, method: str, asked: list, settings: dict, alone: bool, note: str = "") -> dict:
-        """The metrics of the edits, at the place that the trace has found."""
+        """The metrics of the edits, in the memory that the trace has found."""
         from xfresearch import editing
         from xfresearch.editing.memit import LAYERS
         from xfresearch.editing.optimise import DEFAULT
-        from xfresearch.editing.requests import memories
+        from xfresearch.editing.requests import memories_up_to
 
         last = self.of_model["place"]["name"]
-        place = {"places": memories(self.lm, last, LAYERS)} if method == "memit" else {"place": last}
+        memory = {"memories": memories_up_to(self.lm, last, LAYERS)} if method == "memit" else {"memory": last}
         given = dict(settings)
         if method == "rome" and "largest" in given:
             given["settings"] = DEFAULT._replace(largest=given.pop("largest"))
-        report = editing.METHODS[method](self.lm, asked, **place, **given, alone=alone)[1].as_dict()
+        report = editing.METHODS[method](self.lm, asked, **memory, **given, alone=alone)[1].as_dict()
         found = {"method": method.replace("_", " ") + note, "alone": alone, "edits": len(asked)}
         found |= {name: report[name] for name in ("settings", "metrics", "before", "after")}
         return found | {"failures": len(report["failures"])}

@@ -18,7 +18,7 @@ REQUESTS = [
     {"subject": "Ada", "prompt": "plays {}", "target": "a", "target_new": "b", "neighbours": [["plays Bo", "a"]]},
     {"subject": "Cid", "prompt": "plays Cid", "target": "a", "target_new": "c", "paraphrases": ["the game of Cid"]},
 ]
-PLACE = ("--place", "blocks.1.feed_forward")
+MEMORY = ("--memory", "blocks.1.feed_forward")
 QUICK = ("--tokens", "500")
 
 
@@ -46,7 +46,7 @@ def contents(folder) -> dict[str, bytes]:
 
 @pytest.fixture(scope="module")
 def edited(here):
-    run(here, "rome", here / "edited", "--request", str(here / "requests.json"), *PLACE, *QUICK)
+    run(here, "rome", here / "edited", "--request", str(here / "requests.json"), *MEMORY, *QUICK)
     return here / "edited"
 
 
@@ -55,7 +55,7 @@ def test_an_edited_model_carries_what_was_done(here, edited, capsys):
     assert lm.step == 7 and [each.record["method"] for each in lm.edits] == ["rome"] and "rome" in repr(lm)
     record = lm.edits[0].record
     assert [row["subject"] for row in record["requests"]] == ["Ada", "Cid"] and record["settings"]["key"] == "mean"
-    assert record["requests"][0]["places"] == ["blocks.1.feed_forward"] and record["requests"][0]["norms"][0] > 0
+    assert record["requests"][0]["memories"] == ["blocks.1.feed_forward"] and record["requests"][0]["norms"][0] > 0
     assert {"S", "efficacy, score", "neighbourhood, magnitude", "entropy"} <= set(record["metrics"])
     assert record["before"]["bits_per_byte"] > 0 and record["after"]["bits_per_byte"] > 0
     assert list(lm.edits[0].before) == ["blocks.1.feed_forward.down.kernel"]
@@ -67,7 +67,7 @@ def test_an_edited_model_carries_what_was_done(here, edited, capsys):
 def test_undo_restores_every_bit(here, edited, capsys):
     run_before = leaves(here / "run")
     second = here / "second"
-    edit.main(["finetune", "--workdir", str(edited), "--request", str(here / "requests.json"), "--to", str(second), *PLACE])
+    edit.main(["finetune", "--workdir", str(edited), "--request", str(here / "requests.json"), "--to", str(second), *MEMORY])
     assert [each.record["method"] for each in xf.load(second).edits] == ["rome", "finetune"]
     assert (second / "edits/1/report.html").exists()
     capsys.readouterr()
@@ -115,7 +115,7 @@ def test_diff_names_the_arrays_that_differ(here, edited, capsys, tmp_path):
 
 
 def test_requests_alone_write_a_report_and_no_model(here, capsys):
-    run(here, "finetune", here / "alone", "--request", str(here / "requests.json"), *PLACE, "--alone", "--steps", "3")
+    run(here, "finetune", here / "alone", "--request", str(here / "requests.json"), *MEMORY, "--alone", "--steps", "3")
     assert {path.name for path in (here / "alone").iterdir()} >= {"report.html", "record.json", "data.json", "arrays.npz"}
     record = json.loads((here / "alone/record.json").read_text())
     assert record["settings"]["alone"] is True and len(record["requests"]) == 2
@@ -123,18 +123,18 @@ def test_requests_alone_write_a_report_and_no_model(here, capsys):
 
 
 def test_a_failed_edit_says_so(here, capsys):
-    run(here, "constrained_finetune", here / "weak", "--request", str(here / "requests.json"), *PLACE, "--largest", "1e-12")
+    run(here, "constrained_finetune", here / "weak", "--request", str(here / "requests.json"), *MEMORY, "--largest", "1e-12")
     out = capsys.readouterr().out
     assert "failed: request 0, 'plays Ada'" in out and "0 of 2 requests made" in out
 
 
 def test_a_setting_of_0_is_given_and_not_the_default(here, tmp_path):
-    arguments = ["--request", str(here / "requests.json"), *PLACE, *QUICK, "--ridge", "0", "--seed", "0", "--weight", "2"]
+    arguments = ["--request", str(here / "requests.json"), *MEMORY, *QUICK, "--ridge", "0", "--seed", "0", "--weight", "2"]
     options = edit.parse(["memit", "--workdir", "W", "--to", "T", *arguments])
     assert edit.settings(options, editing.memit) == {"tokens": 500, "ridge": 0.0, "seed": 0, "weight": 2.0}
-    assert edit.places(options) == {"places": (PLACE[1],)}
+    assert edit.memories(options) == {"memories": (MEMORY[1],)}
     none = edit.parse(["rome", "--workdir", "W", "--to", "T", "--draw", "2"])
-    assert edit.settings(none, editing.rome) == {} and edit.places(none) == {"place": ""}
+    assert edit.settings(none, editing.rome) == {} and edit.memories(none) == {"memory": ""}
 
 
 GOOD = REQUESTS[0]
@@ -189,16 +189,16 @@ BOTH = ("blocks.0.feed_forward", "blocks.1.feed_forward")
         (["rome", "--workdir", "RUN", "--draw", "2", "--to", "TO"], "--draw is not allowed"),
         (["rome", "--workdir", "RUN", "--request", "R", "--to", "TO", "--rate", "0.1"], "--rate is not allowed with rome"),
         (["rome", "--workdir", "RUN", "--request", "R", "--to", "RUN"], "RUN already exists"),
-        (["rome", "--workdir", "RUN", "--request", "R", "--to", "TO", "--place", "blocks.9.heads"], "there is no memory"),
+        (["rome", "--workdir", "RUN", "--request", "R", "--to", "TO", "--memory", "blocks.9.heads"], "there is no memory"),
         (["finetune", "--workdir", "RUN", "--request", "no.json", "--to", "TO"], "no.json does not exist"),
         (["rome", *ASKED, "--ridge", "-5"], "ridge=-5.0 is not allowed: it must be a number at least 0"),
         (["memit", *ASKED, "--weight", "0"], "weight=0.0 is not allowed: it must be a number above 0"),
         (["memit", *ASKED, "--ridge", "nan"], "ridge=nan is not allowed: it must be a number at least 0"),
         (["finetune", *ASKED, "--rate", "0"], "rate=0.0 is not allowed: it must be a number above 0"),
         (["constrained_finetune", *ASKED, "--largest", "0"], "largest=0.0 is not allowed: it must be a number above 0"),
-        (["rome", *ASKED, "--place", f"{BOTH[1]},{BOTH[0]}"], "is not allowed with rome: it must be one memory"),
-        (["memit", *ASKED, "--place", f"{BOTH[1]},{BOTH[0]}"], f"places={BOTH[1]},{BOTH[0]} is not allowed: they must be"),
-        (["memit", *ASKED, "--place", f"{BOTH[0]},{BOTH[0]}"], f"places={BOTH[0]},{BOTH[0]} is not allowed: they must be"),
+        (["rome", *ASKED, "--memory", f"{BOTH[1]},{BOTH[0]}"], "is not allowed with rome: it must be one memory"),
+        (["memit", *ASKED, "--memory", f"{BOTH[1]},{BOTH[0]}"], f"memories={BOTH[1]},{BOTH[0]} is not allowed: they must"),
+        (["memit", *ASKED, "--memory", f"{BOTH[0]},{BOTH[0]}"], f"memories={BOTH[0]},{BOTH[0]} is not allowed: they must"),
     ],
 )
 def test_wrong_arguments_are_one_line(arguments, words, here, tmp_path):
@@ -226,7 +226,7 @@ def test_a_folder_of_transformers_is_edited_and_written_back(name, tmp_path, her
     lm = tiny_model(name)
     lm.export_hf(tmp_path / "folder")
     (tmp_path / "requests.json").write_text(json.dumps(REQUESTS))
-    arguments = ["--request", str(tmp_path / "requests.json"), "--to", str(tmp_path / "edited"), *PLACE, *QUICK]
+    arguments = ["--request", str(tmp_path / "requests.json"), "--to", str(tmp_path / "edited"), *MEMORY, *QUICK]
     corpus = f"text_files:{here}/notes.txt"
     edit.main(["rome", "--workdir", str(tmp_path / "folder"), "--data", corpus, *arguments])
     edited = xf.load(tmp_path / "edited")

@@ -49,8 +49,8 @@ def parser() -> command.Parser:
     help_draw = "instead: N requests from the facts of the model's data"
     add("--draw", type=held_out.at_least(1), default=0, metavar="N", help=help_draw)
     add("--to", metavar="DIR", default="", help="a new directory")
-    help_place = "memories to edit, such as blocks.3.feed_forward (default: by the model's own trace of the requests)"
-    add("--place", default="", metavar="NAME[,NAME]", help=help_place)
+    help_memory = "memories to edit, such as blocks.3.feed_forward (default: by the model's own trace of the requests)"
+    add("--memory", default="", metavar="NAME[,NAME]", help=help_memory)
     add("--alone", action="store_true", help="edit the model with each request alone, and write the report only, no model")
     help_prompts = "paraphrases, neighbours and consequences of a request that are asked (default: all)"
     add("--prompts", type=held_out.at_least(1), metavar="N", help=help_prompts)
@@ -94,7 +94,7 @@ def edit(options) -> None:
     from xfresearch.loading import loading
 
     method = editing.METHODS[options.method]
-    given = settings(options, method) | places(options)
+    given = settings(options, method) | memories(options)
     requests = read_records(options.request) if options.request else None
     lm = loading.load(options.workdir, options.step)
     if requests is None:
@@ -120,14 +120,14 @@ def settings(options, method) -> dict:
     return given
 
 
-def places(options) -> dict:
+def memories(options) -> dict:
     """The memories to edit, as an argument of the method, which checks them. Raises UserError for too many."""
-    given = tuple(options.place.split(",")) if options.place else ()
+    given = tuple(options.memory.split(",")) if options.memory else ()
     if options.method == "memit":
-        return {"places": given}
+        return {"memories": given}
     if len(given) > 1:
-        raise UserError(f"--place={options.place} is not allowed with {options.method}: it must be one memory")
-    return {"place": options.place}
+        raise UserError(f"--memory={options.memory} is not allowed with {options.method}: it must be one memory")
+    return {"memory": options.memory}
 
 
 def _facts(options, known):
@@ -166,7 +166,7 @@ def shown(report) -> str:
     if after.others == after.others:
         lines.append(f"other facts recalled {before.others:.3f} -> {after.others:.3f}")
     made = len(report.edits) - len({line.split(":")[0] for line in report.failures if line.startswith("request")})
-    lines.append(f"{made} of {len(report.edits)} requests made, in {', '.join(report.edits[0].places)}")
+    lines.append(f"{made} of {len(report.edits)} requests made, in {', '.join(report.edits[0].memories)}")
     return "\n".join([*lines, *(f"failed: {line}" for line in report.failures)])
 
 

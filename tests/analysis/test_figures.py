@@ -13,7 +13,7 @@ from tests.reference import figures
 from tests.tiny_runs import tiny_config
 from tests.tolerances import relative_error
 from xfresearch import LanguageModel, analysis
-from xfresearch.analysis.coefficients import places
+from xfresearch.analysis.coefficients import memory_names
 from xfresearch.analysis.lens import applies as no_lens
 from xfresearch.analysis.lens import by_depth
 from xfresearch.analysis.memories import adds, memories_of
@@ -71,17 +71,17 @@ def test_memories(layout, form, x64):
     if not memories_of(lm.config) or layout == "resi_dual":
         pytest.skip("no memory, or a second stream")
     data, p = analysis.memories(lm, TOKENS_NL, top=4).data, figures.Pass.of(lm.config, lm.params, TOKENS_NL)
-    assert list(data["places"]) == memories_of(lm.config)
-    for number, place in enumerate(data["places"]):
-        expected = figures.memories(p, str(place))
-        np.testing.assert_array_equal(data[f"{place}/value_tokens"][:, 0], expected.pop("values"))
+    assert list(data["memories"]) == memories_of(lm.config)
+    for number, memory in enumerate(data["memories"]):
+        expected = figures.memories(p, str(memory))
+        np.testing.assert_array_equal(data[f"{memory}/value_tokens"][:, 0], expected.pop("values"))
         for name, value_B in expected.items():
-            known = adds(lm.config, place) or name in ("active", "composed")
+            known = adds(lm.config, memory) or name in ("active", "composed")
             np.testing.assert_allclose(data[f"{name}_rows"][:, number], value_B if known else np.nan, err_msg=name)
-        m_TK = figures.memory(p, str(place))[0].reshape(TOKENS_NL.size, -1)
+        m_TK = figures.memory(p, str(memory))[0].reshape(TOKENS_NL.size, -1)
         best_KT = np.sort(m_TK, 0)[::-1][:4].T
-        np.testing.assert_allclose(data[f"{place}/coefficients"], best_KT, rtol=CLOSE, atol=CLOSE)
-        at_KT = data[f"{place}/triggers"]
+        np.testing.assert_allclose(data[f"{memory}/coefficients"], best_KT, rtol=CLOSE, atol=CLOSE)
+        at_KT = data[f"{memory}/triggers"]
         np.testing.assert_array_equal(at_KT >= 0, best_KT > 0)
         picked = np.where(at_KT >= 0, np.take_along_axis(m_TK.T, at_KT, 1), 0)
         np.testing.assert_allclose(picked, np.maximum(best_KT, 0), rtol=CLOSE, atol=CLOSE)
@@ -106,9 +106,9 @@ def test_lens_and_attribution(layout, form, x64):
         of_sublayer = [value for part, value in expected.items() if f"{part}.".startswith(f"blocks.{layer}.{name}.")]
         given = np.nan_to_num(data["by_sublayer"])[layer, column]
         assert given == pytest.approx(sum(value.mean() for value in of_sublayer), abs=CLOSE)  # of none: without a skip
-    for place in places(lm.config):
-        if f"{place}.keys" in data:
-            assert relative_error(data[f"{place}.keys"], figures.of_keys(p, place).mean(0)) < CLOSE, place
+    for memory in memory_names(lm.config):
+        if f"{memory}.keys" in data:
+            assert relative_error(data[f"{memory}.keys"], figures.of_keys(p, memory).mean(0)) < CLOSE, memory
 
 
 @one_layout

@@ -15,7 +15,7 @@ from xfresearch.analysis import coefficients
 from xfresearch.analysis.attribution import attributed
 from xfresearch.analysis.contributions import contributions, directions, passed
 from xfresearch.models import layers
-from xfresearch.models.memories import memory
+from xfresearch.models.memories import memory as memory_of
 
 LAYOUTS = ("post_norm", "peri_norm", "fused_output", "no_skip", "skipless", "deep_norm", "resi_dual", "all_attention")
 DAILY = [*(f"layout={name}" for name in LAYOUTS), "base", "attention.output_gate=elementwise", "final_norm=dyt"]
@@ -112,24 +112,24 @@ def test_the_parts_of_keys_sum_to_those_of_their_sublayers(name, x64):
     params, tokens_BL = random_params(config), tokens_for(config)
     of_parts, of_keys = attributed(config, params, tokens_BL)
     towards = towards_next(config, params, tokens_BL)
-    assert not [place for place in of_keys if coefficients.written_by(place) not in towards]
+    assert not [memory for memory in of_keys if coefficients.written_by(memory) not in towards]
     for sublayer, direction_BLD in towards.items():
-        places = [place for place in of_keys if coefficients.written_by(place) == sublayer]
-        if not places or sublayer.endswith(".attention"):  # attention writes more than its slots
+        memories = [memory for memory in of_keys if coefficients.written_by(memory) == sublayer]
+        if not memories or sublayer.endswith(".attention"):  # attention writes more than its slots
             continue
-        total = sum(of_keys[place].sum(1) + of_bias(config, params, place, direction_BLD) for place in places)
+        total = sum(of_keys[memory].sum(1) + of_bias(config, params, memory, direction_BLD) for memory in memories)
         if sublayer in of_parts:
             assert relative_error(total, of_parts[sublayer]) < 1e-9, sublayer
         else:  # without a skip, only the next sublayer reads it
             assert not np.any(total), sublayer
 
 
-def of_bias(config, params, place: str, direction_BLD):
+def of_bias(config, params, memory: str, direction_BLD):
     """[B]: the part of the bias after the values of a memory, times the gates of its experts."""
-    bias = memory(config, params, *coefficients.where(place)).bias
+    bias = memory_of(config, params, *coefficients.where(memory)).bias
     if bias is None or bias.ndim == 1:
         return 0 if bias is None else (direction_BLD @ bias).mean(1)
-    names = [f"{place}.{name}" for name in ("chosen", "gates")]
+    names = [f"{memory}.{name}" for name in ("chosen", "gates")]
     chosen_BLk, gates_BLk = capture(config, params, tokens_for(config)[:, :-1], names)
     return (gates_BLk * np.einsum("bld,blkd->blk", direction_BLD, bias[chosen_BLk])).sum(-1).mean(1)
 

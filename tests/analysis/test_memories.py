@@ -68,14 +68,15 @@ def test_without_a_plain_sum_there_are_no_figures_of_the_stream(layout):
 def test_slots_whose_heads_the_next_sublayer_reads_are_left_out():
     changes = {"layout": "fused_output", "attention__memory_slots": 3}
     lm = tiny_model("llama", **{f"model__blocks__main__{name}": value for name, value in changes.items()})
-    assert list(analysis.memories(lm, TOKENS_NL, top=4).data["places"]) == ["blocks.0.feed_forward", "blocks.1.feed_forward"]
+    data = analysis.memories(lm, TOKENS_NL, top=4).data
+    assert list(data["memories"]) == ["blocks.0.feed_forward", "blocks.1.feed_forward"]
 
 
 def test_an_expert_without_room_has_coefficients_of_zero():
-    lm, place = tiny_model("moe", model__blocks__main__feed_forward__moe__capacity=0.25), "blocks.0.feed_forward"
-    values = lm.capture(TOKENS_NL, sites(lm.config, place))
-    plain, gated = (np.asarray(of_keys(lm.config, place, values, gated)) for gated in (False, True))
-    assert np.asarray(values[f"{place}.dropped"]).any()
+    lm, memory = tiny_model("moe", model__blocks__main__feed_forward__moe__capacity=0.25), "blocks.0.feed_forward"
+    values = lm.capture(TOKENS_NL, sites(lm.config, memory))
+    plain, gated = (np.asarray(of_keys(lm.config, memory, values, gated)) for gated in (False, True))
+    assert np.asarray(values[f"{memory}.dropped"]).any()
     np.testing.assert_array_equal(plain != 0, gated != 0)
 
 
@@ -101,13 +102,13 @@ def test_keys_that_no_token_activates_have_no_triggers(dead):
     up = lm.params["blocks"]["main"]["feed_forward"]["up"]
     up["kernel"] = up["kernel"].at[:, :, :dead].set(0)
     result = analysis.memories(lm, counting_NL, top=10)
-    at_KT, place = result.data["blocks.0.feed_forward/triggers"], "blocks.0.feed_forward"
+    at_KT, memory = result.data["blocks.0.feed_forward/triggers"], "blocks.0.feed_forward"
     assert (at_KT[:dead] == -1).all() and (at_KT[dead:, 0] >= 0).all()
     expected = 1.0 if dead < 24 else np.nan
     np.testing.assert_array_equal([result.data[name][0] for name in ("shared", "agreement")], expected)
-    named = [row[0] for table in result.tables if table.title == f"Keys of {place}" for row in table.rows]
+    named = [row[0] for table in result.tables if table.title == f"Keys of {memory}" for row in table.rows]
     assert sorted(map(int, named)) == list(range(dead, 24))
-    assert result.files[f"{place}.html"].count(b"<section") == 24 - dead
+    assert result.files[f"{memory}.html"].count(b"<section") == 24 - dead
 
 
 def test_patterns_count_shared_ends():
@@ -158,11 +159,11 @@ def test_every_memory_has_a_page_of_its_keys(tmp_path):
     tokens_NL = np.array([list(b"see <b>me</b> & you")])
     result = analysis.memories(tiny_model("moe"), tokens_NL, top=3)
     result.save(tmp_path)
-    for number, place in enumerate(result.data["places"]):
-        page = (tmp_path / f"{place}.html").read_text()
-        assert page.count("<section") == (result.data[f"{place}/triggers"][:, 0] >= 0).sum() > 0
+    for number, memory in enumerate(result.data["memories"]):
+        page = (tmp_path / f"{memory}.html").read_text()
+        assert page.count("<section") == (result.data[f"{memory}/triggers"][:, 0] >= 0).sum() > 0
         assert "<b>" not in page and "<mark>" in page
-        assert f'href="{place}.html"' in (tmp_path / "report.html").read_text(), number
+        assert f'href="{memory}.html"' in (tmp_path / "report.html").read_text(), number
 
 
 def test_the_page_has_no_markup_of_the_corpus(tmp_path):

@@ -114,9 +114,9 @@ def test_the_memory_of_a_layout_with_a_planted_gain(layout, gain, share):
     tokens_NL = np.random.default_rng(0).integers(LAST + 1, size=(4, 12))
     data = analysis.memories(finished(config, params), tokens_NL, top=3).data
     assert {name: data[name][0] for name in share} == share and data["third"][0] == 0
-    place = data["places"][0]
+    memory = data["memories"][0]
     token_K = 20 if gain and gain.endswith("out") else (np.arange(V) + 1) % V
-    np.testing.assert_array_equal(data[f"{place}/value_tokens"][: LAST + 1, 0], np.broadcast_to(token_K, V)[: LAST + 1])
+    np.testing.assert_array_equal(data[f"{memory}/value_tokens"][: LAST + 1, 0], np.broadcast_to(token_K, V)[: LAST + 1])
 
 
 def test_the_tuned_lens_undoes_a_change_of_basis(monkeypatch):

@@ -40,7 +40,7 @@ def test_sublayers_of_a_layer_have_figures_of_their_own():
     tokens_NL = np.random.default_rng(0).integers(lm.config.vocab_size, size=(3, 6))
     result = ANALYSES["routing"].run(lm, tokens_NL)
     paths = [f"blocks.{layer}.{name}" for layer in range(lm.config.depth) for name in names]
-    assert list(result.data["places"]) == paths == [row[0] for row in result.tables[0].rows]
+    assert list(result.data["mixtures"]) == paths == [row[0] for row in result.tables[0].rows]
     taps = [f"{path}.router_probabilities" for path in paths]
     expected = [-(p * np.log(p)).sum(-1).mean() for p in map(np.asarray, lm.capture(tokens_NL, taps).values())]
     np.testing.assert_allclose(result.data["entropy"], expected, rtol=1e-5)

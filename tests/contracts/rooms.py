@@ -13,7 +13,7 @@ from tests.contracts.variants import ALL, random_params
 from tests.editing.words import OBJECTS, WORDS, WordTokenizer
 from tests.tiny_runs import tiny_config
 from xfresearch import LanguageModel
-from xfresearch.analysis.coefficients import places
+from xfresearch.analysis.coefficients import memory_names
 from xfresearch.analysis.registry import ANALYSES
 from xfresearch.data.facts import Fact
 from xfresearch.data.records import Record
@@ -63,8 +63,8 @@ def traced(lm: LanguageModel) -> None:
 def edited(lm: LanguageModel, name: str) -> None:
     """An edit at the first memory, if there is one. What the model writes itself is no text of words, so the prefixes are
     given."""
-    first = places(lm.config)[:1]
-    at = {"places": first} if name == "memit" else {"place": "".join(first)}
+    first = memory_names(lm.config)[:1]
+    at = {"memories": first} if name == "memit" else {"memory": "".join(first)}
     if name.endswith("finetune"):
         METHODS[name](lm, [REQUEST], **at, steps=1)
     else:

@@ -13,9 +13,9 @@ from xfresearch import UserError, editing
 from xfresearch.data.facts import Fact
 from xfresearch.data.records import Record
 from xfresearch.editing.optimise import Settings
-from xfresearch.editing.requests import memories
+from xfresearch.editing.requests import memories_up_to
 
-PLACE = "blocks.0.feed_forward"
+MEMORY = "blocks.0.feed_forward"
 REQUEST = Record("Bea", "{}", "blue", "green", paraphrases=(" Bea",), neighbours=(("Cid", "blue"),))
 
 
@@ -42,9 +42,9 @@ def answers(lm) -> list[str]:
 
 
 METHODS = {
-    "rome": lambda lm: editing.rome(lm, [REQUEST], PLACE, tokens=400),
-    "memit": lambda lm: editing.memit(lm, [REQUEST], [PLACE], tokens=400, settings=Settings(largest=4.0)),
-    "finetune": lambda lm: editing.finetune(lm, [REQUEST], PLACE, rate=1.0, steps=40),
+    "rome": lambda lm: editing.rome(lm, [REQUEST], MEMORY, tokens=400),
+    "memit": lambda lm: editing.memit(lm, [REQUEST], [MEMORY], tokens=400, settings=Settings(largest=4.0)),
+    "finetune": lambda lm: editing.finetune(lm, [REQUEST], MEMORY, rate=1.0, steps=40),
 }
 
 
@@ -71,41 +71,41 @@ def test_the_object_before_may_be_missing(name, lm, monkeypatch):
     assert np.isnan(report.after.old[0]) and report.after.values["efficacy, generated"][0] == 1.0
 
 
-@pytest.mark.parametrize("place", ["blocks.0.attention", "feed_forward", "blocks.9.feed_forward", "blocks.0.feedforward"])
+@pytest.mark.parametrize("memory", ["blocks.0.attention", "feed_forward", "blocks.9.feed_forward", "blocks.0.feedforward"])
 @pytest.mark.parametrize("name", METHODS)
-def test_a_memory_that_is_not_there_is_one_line(name, place, lm, monkeypatch):
-    monkeypatch.setattr("tests.editing.test_planted.PLACE", place)
-    with pytest.raises(UserError, match=f"^there is no memory '{place}'.*\\(allowed: blocks.0.feed_forward\\)$"):
+def test_a_memory_that_is_not_there_is_one_line(name, memory, lm, monkeypatch):
+    monkeypatch.setattr("tests.editing.test_planted.MEMORY", memory)
+    with pytest.raises(UserError, match=f"^there is no memory '{memory}'.*\\(allowed: blocks.0.feed_forward\\)$"):
         METHODS[name](lm)
 
 
 def test_without_objects_before_there_is_nothing_to_trace(lm):
     """It is an error: the facts of the model's own corpus are others."""
     request = REQUEST._replace(target="")
-    with pytest.raises(UserError, match="no request has a target, the object before.*: give --place"):
+    with pytest.raises(UserError, match="no request has a target, the object before.*: give --memory"):
         editing.rome(lm, [request], tokens=400)
 
 
 def test_a_bound_that_is_too_small_is_a_failure(lm):
-    edited, report = editing.constrained_finetune(lm, [REQUEST], PLACE, largest=0.5, rate=1.0)
+    edited, report = editing.constrained_finetune(lm, [REQUEST], MEMORY, largest=0.5, rate=1.0)
     assert answers(edited)[1] == " blue"
     assert report.failures == ["request 0, 'Bea': 'blue' is still more likely than 'green'"]
     down, changed = (np.asarray(each.params["blocks"]["main"]["feed_forward"]["down"]["kernel"]) for each in (lm, edited))
     assert np.abs(changed - down).max() == pytest.approx(0.5)
-    strong, report = editing.constrained_finetune(lm, [REQUEST], PLACE, largest=20.0, rate=1.0)
+    strong, report = editing.constrained_finetune(lm, [REQUEST], MEMORY, largest=20.0, rate=1.0)
     assert answers(strong)[1] == " green" and not report.failures
 
 
 def test_several_edits_at_once_and_one_after_another(lm):
     requests = [REQUEST, Record("Cid", "{}", "blue", "red"), Record("Dov", "{}", "red", "blue")]
     wanted = [" red", " green", " red", " blue"]
-    assert answers(editing.rome(lm, requests, PLACE, tokens=400)[0]) == wanted
+    assert answers(editing.rome(lm, requests, MEMORY, tokens=400)[0]) == wanted
     settings = {"tokens": 400, "weight": 0.01, "settings": Settings(largest=4.0)}
-    edited, report = editing.memit(lm, requests, [PLACE], **settings)
+    edited, report = editing.memit(lm, requests, [MEMORY], **settings)
     assert answers(edited) == wanted and len(report.edits) == 3
     known = [Fact("Bea", "colour", "blue", ("Bea",), ()), Fact("Ada", "colour", "red", ("Ada",), ())]
     requests = [record._replace(relation="colour") for record in requests]
-    report = editing.rome(lm, requests, PLACE, tokens=400, known=known, alone=True)[1]
+    report = editing.rome(lm, requests, MEMORY, tokens=400, known=known, alone=True)[1]
     assert len(report.edits) == len(report.after.new) == 3 and report.after.values["efficacy, score"].min() == 1.0
     assert report.before.values["efficacy, score"].max() == 0.0 and answers(lm)[1] == " blue"
 
@@ -120,14 +120,14 @@ def test_the_trace_chooses_the_layer_that_has_the_memory(lm, layer):
     requests = [Record(name, "{}", OBJECTS[number].strip(), "green") for name, number in pairs]
     assert editing.traced(lm, requests) == f"blocks.{layer}.feed_forward"
     edited, report = editing.rome(lm, requests[1:2], tokens=400)
-    assert report.edits[0].places == (f"blocks.{layer}.feed_forward",) and answers(edited)[1] == " green"
+    assert report.edits[0].memories == (f"blocks.{layer}.feed_forward",) and answers(edited)[1] == " green"
 
 
 def test_memit_edits_three_layers_that_end_at_a_memory_or_the_first_three(lm):
     lm.config = dataclasses.replace(lm.config, depth=5)
     for last, expected in ((0, "012"), (1, "012"), (4, "234")):
-        assert memories(lm, f"blocks.{last}.feed_forward", 3) == tuple(f"blocks.{n}.feed_forward" for n in expected)
-    assert memories(lm, "blocks.1.feed_forward", 9) == tuple(f"blocks.{n}.feed_forward" for n in range(5))
+        assert memories_up_to(lm, f"blocks.{last}.feed_forward", 3) == tuple(f"blocks.{n}.feed_forward" for n in expected)
+    assert memories_up_to(lm, "blocks.1.feed_forward", 9) == tuple(f"blocks.{n}.feed_forward" for n in range(5))
 
 
 def test_memit_shares_what_is_missing_among_the_layers():
@@ -158,9 +158,9 @@ def test_the_share_of_each_layer(lm, monkeypatch):
     monkeypatch.setattr(module, "memit_change", recorded)
     twice = jax.tree.map(lambda leaf: jnp.concatenate([leaf, leaf]), lm.params["blocks"])
     lm.config, lm.params = dataclasses.replace(lm.config, depth=2), lm.params | {"blocks": twice}
-    places = ["blocks.0.feed_forward", "blocks.1.feed_forward"]
-    edited, _ = editing.memit(lm, [REQUEST], places, tokens=400, weight=1e-6, ridge=1e-9, settings=Settings(largest=0.5))
-    before, after = (module.streams(each, places[1], "residual", [REQUEST]) for each in (lm, edited))
+    memories = ["blocks.0.feed_forward", "blocks.1.feed_forward"]
+    edited, _ = editing.memit(lm, [REQUEST], memories, tokens=400, weight=1e-6, ridge=1e-9, settings=Settings(largest=0.5))
+    before, after = (module.streams(each, memories[1], "residual", [REQUEST]) for each in (lm, edited))
     np.testing.assert_allclose(after - before, 2 * asked[0], rtol=1e-3, atol=1e-3)
     assert len(asked) == 2
 
@@ -188,14 +188,14 @@ def test_memit_of_slots_is_the_minimum_of_its_objective():
 def test_memit_requests_about_one_subject_share_a_vector(lm, monkeypatch):
     module, groups = import_module("xfresearch.editing.memit"), []
 
-    def recorded(lm, place, records, *rest):
+    def recorded(lm, memory, records, *rest):
         groups.append([record.target_new for record in records])
-        return find(lm, place, records, *rest)
+        return find(lm, memory, records, *rest)
 
     find = module.delta_for
     monkeypatch.setattr(module, "delta_for", recorded)
     requests = [REQUEST, Record("Cid", "{}", "blue", "red"), REQUEST._replace(prompt="Cid {}", target_new="red")]
-    report = editing.memit(lm, requests, [PLACE], tokens=400)[1]
+    report = editing.memit(lm, requests, [MEMORY], tokens=400)[1]
     assert groups == [["green", "red"], ["red"]]
     assert [edit.record for edit in report.edits] == requests
     assert report.edits[0].losses == report.edits[2].losses != report.edits[1].losses
@@ -228,8 +228,8 @@ def test_what_memit_cannot_edit(lm):
         config = model({"blocks.main.layout": layout, "final_norm": "none"})
         return LanguageModel(config, transformer.init(config, jax.random.key(0)), None, tiny_config("gpt2"))
 
-    assert stream_site(made("pre_norm"), PLACE) == "residual" and stream_site(made("post_norm"), PLACE) == "sum"
+    assert stream_site(made("pre_norm"), MEMORY) == "residual" and stream_site(made("post_norm"), MEMORY) == "sum"
     with pytest.raises(UserError, match="memit is not allowed with blocks.0.feed_forward: what it writes is not added"):
-        stream_site(made("peri_norm"), PLACE)
+        stream_site(made("peri_norm"), MEMORY)
     with pytest.raises(UserError, match="key='published' is not allowed: it must be one of each, mean"):
-        editing.memit(lm, [REQUEST], [PLACE], key="published")
+        editing.memit(lm, [REQUEST], [MEMORY], key="published")

@@ -22,7 +22,7 @@ REQUEST = Record("Ada", "{} plays", "a", "b")
 PREFIXES = ["", "xy. ", "long one. "]
 LAST = Record("Ada", "plays {}", "a", "b")  # the prompt ends with its subject, so the last layer's memory decides
 STRONG = PUBLISHED._replace(steps=60, largest=50.0)  # the parameters are random
-PLACES = [("gpt2", "blocks.1.feed_forward"), ("moe", "blocks.1.feed_forward"), ("all_attention", "blocks.1.attention")]
+MEMORIES = [("gpt2", "blocks.1.feed_forward"), ("moe", "blocks.1.feed_forward"), ("all_attention", "blocks.1.attention")]
 
 
 @pytest.fixture(scope="module")
@@ -48,34 +48,34 @@ def test_prefixes_are_the_models_own_text(keeps):
     assert len(result) == 21 and result[0] == "" and all(text.endswith(". ") for text in result[1:])
 
 
-@pytest.mark.parametrize("name, place", PLACES)
-def test_the_covariance_is_the_mean_product_of_coefficients_and_is_kept(name, place, keeps, monkeypatch):
+@pytest.mark.parametrize("name, memory", MEMORIES)
+def test_the_covariance_is_the_mean_product_of_coefficients_and_is_kept(name, memory, keeps, monkeypatch):
     lm = tiny_model(name, **keeps)
     length = lm.run.sequence_length
     tokens_NL = np.concatenate(list(lm.batches(split="train", limit=10)))
     expected = 0.0
     for tokens_L in tokens_NL:
-        m_LK = np.asarray(keys.coefficients(lm.config, place, lm.params, tokens_L[None])[0], np.float64)
+        m_LK = np.asarray(keys.coefficients(lm.config, memory, lm.params, tokens_L[None])[0], np.float64)
         m_LHM = m_LK.reshape(length, -1, 32 if name == "all_attention" else m_LK.shape[-1])
         expected = expected + np.einsum("lhm,lhn->hmn", m_LHM, m_LHM)
-    result = covariance(lm, place, tokens=10 * length)
+    result = covariance(lm, memory, tokens=10 * length)
     assert relative_error(result, expected / tokens_NL.size) < 30 * TOLERANCE["float32"]
     monkeypatch.setattr(keys, "_moments", None)  # not called again
-    assert (covariance(lm, place, tokens=10 * length) == result).all()
+    assert (covariance(lm, memory, tokens=10 * length) == result).all()
 
 
 def test_the_covariance_of_a_bfloat16_model_is_not_summed_in_bfloat16(keeps):
     """The coefficients are in bfloat16, their products and sums are not. A file from when they were is not read."""
     lm = tiny_model("gpt2", **keeps, model__dtype="bfloat16")
-    place, tokens = "blocks.1.feed_forward", 24 * lm.run.sequence_length
+    memory, tokens = "blocks.1.feed_forward", 24 * lm.run.sequence_length
     batches = list(lm.batches(split="train", batch_size=keys.BATCH, limit=24))
-    m_BLM = [np.asarray(keys.coefficients(lm.config, place, lm.params, tokens_BL)) for tokens_BL in batches]
+    m_BLM = [np.asarray(keys.coefficients(lm.config, memory, lm.params, tokens_BL)) for tokens_BL in batches]
     assert m_BLM[0].dtype == jnp.bfloat16
-    of = ("covariance", place, lm.config, lm.params, np.concatenate(batches))
+    of = ("covariance", memory, lm.config, lm.params, np.concatenate(batches))
     old = unfinished.Unfinished(cache_root(lm.run.data) / "covariance" / f"{unfinished.digest_of(*of)}.npz", *of)
     old.save({"sum": np.zeros((1, 128, 128)), "next": 24}, ended=True)
     m_TM = np.concatenate(m_BLM).reshape(tokens, 128).astype(np.float64)
-    assert relative_error(covariance(lm, place, tokens=tokens)[0], m_TM.T @ m_TM / tokens) < 30 * TOLERANCE["float32"]
+    assert relative_error(covariance(lm, memory, tokens=tokens)[0], m_TM.T @ m_TM / tokens) < 30 * TOLERANCE["float32"]
 
 
 def test_a_corpus_that_is_shorter_than_a_row_is_one_line(keeps, tmp_path):
@@ -159,10 +159,13 @@ def test_a_delta_for_two_requests_minimises_the_mean_of_their_losses(keeps):
     assert alone[0].losses[0] != pytest.approx(alone[1].losses[0], rel=1e-3)
 
 
-@pytest.mark.parametrize("name, place", [PLACES[0], *(pytest.param(*place, marks=pytest.mark.long) for place in PLACES[1:])])
-def test_the_model_says_the_new_object(name, place, keeps):
+REST = (pytest.param(*each, marks=pytest.mark.long) for each in MEMORIES[1:])
+
+
+@pytest.mark.parametrize("name, memory", [MEMORIES[0], *REST])
+def test_the_model_says_the_new_object(name, memory, keeps):
     lm = tiny_model(name, **keeps)
-    edited, report = rome(lm, [LAST], place, tokens=20 * lm.run.sequence_length, settings=STRONG)
+    edited, report = rome(lm, [LAST], memory, tokens=20 * lm.run.sequence_length, settings=STRONG)
     first = lm.tokens("plays Ada b")[0, -2]  # the space; what follows it does not depend on the memory at the subject
     before, after = (float(jax.nn.log_softmax(each(LAST.text)[0, -1])[first]) for each in (lm, edited))
     assert after > before + 0.3 and report.after.new[0] > 1.3 * report.before.new[0]
@@ -173,13 +176,13 @@ def test_the_model_says_the_new_object(name, place, keeps):
 
 def test_an_edit_that_changes_nothing_or_too_much_is_a_failure(keeps):
     lm = tiny_model("gpt2", **keeps)
-    place, tokens = "blocks.0.feed_forward", 20 * tiny_model("gpt2", **keeps).run.sequence_length
-    _, report = rome(lm, [REQUEST], place, tokens=tokens, settings=Settings(largest=0.0, enough=0.0))
+    memory, tokens = "blocks.0.feed_forward", 20 * tiny_model("gpt2", **keeps).run.sequence_length
+    _, report = rome(lm, [REQUEST], memory, tokens=tokens, settings=Settings(largest=0.0, enough=0.0))
     assert any("the edit changed nothing" in line for line in report.failures)
     untrained = LanguageModel(lm.config, transformer.init(lm.config, jax.random.key(0)), lm.tokenizer, lm.run)
 
     def worse(_lm, requests):  # the parameters of these tests are larger than initial ones
-        return lm, [Edit(record, (place,), (1.0,), [1.0], 1.0) for record in requests]
+        return lm, [Edit(record, (memory,), (1.0,), [1.0], 1.0) for record in requests]
 
     for alone in (False, True):
         _, report = of(untrained, [REQUEST], worse, "rome", {}, Asked(alone=alone))
@@ -188,10 +191,10 @@ def test_an_edit_that_changes_nothing_or_too_much_is_a_failure(keeps):
 
 def test_the_published_key_changes_only_the_length(keeps):
     lm = tiny_model("gpt2", **keeps)
-    place, tokens = "blocks.0.feed_forward", 20 * lm.run.sequence_length
+    memory, tokens = "blocks.0.feed_forward", 20 * lm.run.sequence_length
     changes = []
     for key in ("mean", "published"):
-        edited, _ = rome(lm, [REQUEST], place, tokens=tokens, key=key)
+        edited, _ = rome(lm, [REQUEST], memory, tokens=tokens, key=key)
         kernels = (each.params["blocks"]["main"]["feed_forward"]["down"]["kernel"][0] for each in (edited, lm))
         changes.append(np.subtract(*map(np.asarray, kernels)))
     a, b = (change.ravel() / np.linalg.norm(change) for change in changes)

@@ -27,11 +27,11 @@ def made(name: str, changes: dict):
     return tiny_model(name, **{f"model__blocks__main__attention__{key}": value for key, value in changes.items()})
 
 
-def keys(lm, place: str) -> np.ndarray:
+def keys(lm, memory: str) -> np.ndarray:
     """[B, L, H, M]: the coefficients of every token."""
-    values = lm.capture(TOKENS_BL, sites(lm.config, place))
-    m_BLK = np.asarray(of_keys(lm.config, place, values, gated=True), np.float64)
-    M = values_of(lm, place).values_GMV.shape[1]
+    values = lm.capture(TOKENS_BL, sites(lm.config, memory))
+    m_BLK = np.asarray(of_keys(lm.config, memory, values, gated=True), np.float64)
+    M = values_of(lm, memory).values_GMV.shape[1]
     return m_BLK.reshape(*m_BLK.shape[:2], -1, M)
 
 
@@ -41,16 +41,16 @@ def covariance(values: Values, m_BLHM) -> np.ndarray:
     return np.stack([C + 0.1 * np.trace(C) / len(C) * np.eye(len(C)) for C in listed])
 
 
-@pytest.mark.parametrize("name, changes, place", CASES)
-def test_the_key_writes_what_is_asked_in_the_model(name, changes, place):
+@pytest.mark.parametrize("name, changes, memory", CASES)
+def test_the_key_writes_what_is_asked_in_the_model(name, changes, memory):
     lm = made(name, changes)
-    values, m_BLHM = values_of(lm, place), keys(made(name, changes), place)
+    values, m_BLHM = values_of(lm, memory), keys(made(name, changes), memory)
     delta_D = np.random.default_rng(1).standard_normal(lm.config.width)
     key_HM = m_BLHM[1, 5]
     change = rome_change(values, factored(covariance(values, m_BLHM)), key_HM, delta_D)
     np.testing.assert_allclose(written(values, change, key_HM), delta_D, rtol=1e-9, atol=1e-9)
-    edited = with_change(lm, place, change)
-    before, after = (each.capture(TOKENS_BL, f"{place}.raw")[f"{place}.raw"] for each in (lm, edited))
+    edited = with_change(lm, memory, change)
+    before, after = (each.capture(TOKENS_BL, f"{memory}.raw")[f"{memory}.raw"] for each in (lm, edited))
     expected = np.array([[written(values, change, m_HM) for m_HM in row] for row in m_BLHM])
     assert relative_error(np.asarray(after) - np.asarray(before), expected) < 300 * TOLERANCE["float32"]
 
@@ -86,12 +86,12 @@ def test_no_other_change_that_writes_it_disturbs_less():
 @pytest.mark.parametrize("gate", ["head", "elementwise"])
 def test_slots_behind_a_gate_are_refused(gate):
     """The gate multiplies the heads before W_O: what was asked would not be written."""
-    lm, place = made("all_attention", {"output_gate": gate}), "blocks.1.attention"
-    with pytest.raises(UserError, match=f"^place='{place}' is not allowed with rome and memit: output_gate='{gate}' multi"):
-        values_of(lm, place)
-    assert path_of(lm, place) == ("attention", "memory", "value")
+    lm, memory = made("all_attention", {"output_gate": gate}), "blocks.1.attention"
+    with pytest.raises(UserError, match=f"^memory='{memory}' is not allowed with rome and memit: output_gate='{gate}' "):
+        values_of(lm, memory)
+    assert path_of(lm, memory) == ("attention", "memory", "value")
     wide = made("all_attention", {"output_gate": gate, "memory_activation": "relu"})
-    assert values_of(wide, place).output_HVD is None
+    assert values_of(wide, memory).output_HVD is None
 
 
 def test_mistakes_are_one_line():

@@ -189,16 +189,16 @@ def test_feed_forward_memories(case, parity):
     tokens = torch.from_numpy(case.tokens)
     length = tokens.shape[1]
     for number, layer in enumerate(theirs.layers):
-        place = f"blocks.{number}.feed_forward"
+        memory = f"blocks.{number}.feed_forward"
         m = layer.m.flatten(0, 1)  # [T, F]
         order = m.argsort(dim=0, descending=True, stable=True)[:TOP].T
         expected_m = m.gather(0, order.T).T
         above = expected_m > 0  # only such tokens are triggers
-        np.testing.assert_array_equal(data[f"{place}/triggers"], torch.where(above, order, -1))
-        error = relative_error(data[f"{place}/coefficients"], expected_m)
+        np.testing.assert_array_equal(data[f"{memory}/triggers"], torch.where(above, order, -1))
+        error = relative_error(data[f"{memory}/coefficients"], expected_m)
         parity("transformers", f"memories, {case.name}", "float64", error)
         value_token = read(theirs, layer.v).argmax(-1)
-        np.testing.assert_array_equal(data[f"{place}/value_tokens"][:, 0], value_token)
+        np.testing.assert_array_equal(data[f"{memory}/value_tokens"][:, 0], value_token)
 
         r, y, o = (read(theirs, x).argmax(-1) for x in (layer.middle, layer.y, layer.after))
         active = layer.m > 0

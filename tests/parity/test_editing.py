@@ -39,7 +39,7 @@ from xfresearch.editing.optimise import PUBLISHED, Settings, delta_for  # noqa: 
 pytestmark = pytest.mark.parity
 
 LAYER, DEPTH, LENGTH = 1, 4, 64
-PLACE = f"blocks.{LAYER}.feed_forward"
+MEMORY = f"blocks.{LAYER}.feed_forward"
 REQUEST = Record("Ada Li", "Today {} plays", "chess", "go")
 SECOND = Record("Bob", "{} was born in", "Rome", "Paris")
 TRACED = [REQUEST, SECOND, Record("the C", "so {}", "x")]  # of two padded lengths; the last one ends in its subject
@@ -184,7 +184,7 @@ def their_delta(model, record: Record, settings: Settings) -> Optimised:
 
 
 def test_keys(case, parity):
-    result = keys_of(case.lm, PLACE, REQUEST, PREFIXES)
+    result = keys_of(case.lm, MEMORY, REQUEST, PREFIXES)
     expected = their_keys(case.theirs, REQUEST)
     parity("transformers", "ROME, keys", "float64", relative_error(result[:, 0], expected))
     parity("transformers", "ROME, keys", "float64", relative_error(result.mean(0)[0], expected.mean(0)))
@@ -192,7 +192,7 @@ def test_keys(case, parity):
 
 def test_covariance(case, parity):
     expected = their_covariance(case.theirs, case.rows())
-    error = relative_error(covariance(case.lm, PLACE, tokens=TOKENS)[0], expected)
+    error = relative_error(covariance(case.lm, MEMORY, tokens=TOKENS)[0], expected)
     parity("transformers", "ROME, covariance", "float64", error)
 
 
@@ -206,7 +206,7 @@ def test_delta(case, ends, parity):
         settings = settings._replace(largest=0.1)
     expected = free if ends == "steps" else their_delta(case.theirs, REQUEST, settings)
     assert (len(expected.losses) < STEPS) == (ends == "enough"), free.small
-    result = delta_for(case.lm, PLACE, [REQUEST], PREFIXES, settings)
+    result = delta_for(case.lm, MEMORY, [REQUEST], PREFIXES, settings)
     assert len(result.losses) == len(expected.losses)
     parity("transformers", "ROME, losses", "float64", relative_error(result.losses, expected.losses))
     parity("transformers", "ROME, delta", "float64", relative_error(result.delta_D, expected.delta))
@@ -226,7 +226,7 @@ def test_edited_model(case, key, ridge, parity, monkeypatch):
     """Two requests, one after another, with the covariance of the model before both."""
     monkeypatch.setattr(import_module("xfresearch.editing.rome"), "prefixes_of", lambda lm, seed: PREFIXES)
     settings, requests = PUBLISHED._replace(steps=STEPS), [REQUEST, SECOND]
-    ours, report = rome(case.lm, requests, PLACE, tokens=TOKENS, key=key, ridge=ridge, settings=settings)
+    ours, report = rome(case.lm, requests, MEMORY, tokens=TOKENS, key=key, ridge=ridge, settings=settings)
     theirs = deepcopy(case.theirs)
     C = their_covariance(theirs, case.rows())
     for record in requests:

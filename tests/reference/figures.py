@@ -1,6 +1,6 @@
 """The figures of the analyses, as their papers define them, from the records of the reference's pass alone.
 
-A place is the name of a memory, such as 'blocks.0.feed_forward'; B rows of L tokens, N layers, K keys.
+A memory is named as in 'blocks.0.feed_forward'; B rows of L tokens, N layers, K keys.
 """
 
 from dataclasses import dataclass
@@ -81,12 +81,12 @@ def lens(p: Pass, translators=None) -> dict[str, np.ndarray]:
     return {name: np.stack(value, 1) for name, value in of_layers.items()}
 
 
-def memory(p: Pass, place: str, gated: bool = False) -> tuple[np.ndarray, np.ndarray]:
+def memory(p: Pass, name: str, gated: bool = False) -> tuple[np.ndarray, np.ndarray]:
     """The coefficients [B, L, K] of a memory, with the gates of its experts if asked for, and its values [K, D]: y is the
     sum of their products, without biases and, in attention, what comes from tokens."""
-    number, sublayer, *shared = place.split(".")[1:]
+    number, sublayer, *shared = name.split(".")[1:]
     _, block, params = list(p.layers())[int(number)]
-    m, v = p.values[f"{place}.coefficients"], params[sublayer]
+    m, v = p.values[f"{name}.coefficients"], params[sublayer]
     if sublayer == "attention":
         value, output = v["memory"]["value"], v.get("output", {}).get("kernel")
         if value.ndim == 2:
@@ -97,37 +97,37 @@ def memory(p: Pass, place: str, gated: bool = False) -> tuple[np.ndarray, np.nda
     if shared or "experts" not in v:
         v = v["shared"] if shared else v
         return m, v["down"]["kernel"]
-    chosen, gates = p.values[f"{place}.chosen"], p.values[f"{place}.gates"]
+    chosen, gates = p.values[f"{name}.chosen"], p.values[f"{name}.gates"]
     down_EFD = v["experts"]["down"]
     dense = np.zeros((*p.tokens_BL.shape, *down_EFD.shape[:2]))
     for b, l, k in np.ndindex(chosen.shape):
-        if not p.values[f"{place}.dropped"][b, l, k]:
+        if not p.values[f"{name}.dropped"][b, l, k]:
             dense[b, l, chosen[b, l, k]] = m[b, l, k] * (gates[b, l, k] if gated else 1.0)
     return dense.reshape(*p.tokens_BL.shape, -1), down_EFD.reshape(-1, down_EFD.shape[-1])
 
 
-def added(p: Pass, place: str, x, at=None):
+def added(p: Pass, name: str, x, at=None):
     """What the block adds to the stream for an output x of the sublayer: after its norm, as the linear map at the value `at`
     (by default x), and its gain."""
-    number, name = place.split(".")[1:3]
+    number, sublayer = name.split(".")[1:3]
     _, block, params = list(p.layers())[int(number)]
-    if hasattr(block.norms, f"{name}_out"):
-        x = frozen(*site(block, params, f"{name}_out"), x if at is None else at, x)
-    half = 0.5 if block.layout == "macaron" and name != "attention" else 1.0  # a step of half the size
-    return half * params.get(f"{name}_gain", 1.0) * x
+    if hasattr(block.norms, f"{sublayer}_out"):
+        x = frozen(*site(block, params, f"{sublayer}_out"), x if at is None else at, x)
+    half = 0.5 if block.layout == "macaron" and sublayer != "attention" else 1.0  # a step of half the size
+    return half * params.get(f"{sublayer}_gain", 1.0) * x
 
 
-def memories(p: Pass, place: str) -> dict[str, np.ndarray]:
+def memories(p: Pass, name: str) -> dict[str, np.ndarray]:
     """The figures [B] of a memory (Geva et al. 2021): the stream before the layer is r, that after it o, and it adds y."""
-    at = ".".join(place.split(".")[:3])
-    r, y, o = (p.logits(p.values[f"{at}.{name}"]).argmax(-1) for name in ("before", "out", "residual"))
-    m_BLK, v_KD = memory(p, place)
-    value_K = p.logits(added(p, place, v_KD)).argmax(-1)
+    at = ".".join(name.split(".")[:3])
+    r, y, o = (p.logits(p.values[f"{at}.{site}"]).argmax(-1) for site in ("before", "out", "residual"))
+    m_BLK, v_KD = memory(p, name)
+    value_K = p.logits(added(p, name, v_KD)).argmax(-1)
     figures = {"active": (m_BLK > 0).mean((1, 2)), "residual": (o == r) & (o != y), "written": (o != r) & (o == y)}
     figures |= {"both": (o == r) & (o == y), "third": (o != r) & (o != y), "changes": o != r}
     figures["composed"] = np.array([[y_ not in value_K[m > 0] for y_, m in zip(*row, strict=True)]
                                   for row in zip(y, m_BLK, strict=True)])  # fmt: skip
-    return {name: value.mean(1) if value.ndim == 2 else value for name, value in figures.items()} | {"values": value_K}
+    return {each: value.mean(1) if value.ndim == 2 else value for each, value in figures.items()} | {"values": value_K}
 
 
 class Terms(dict):
@@ -197,10 +197,10 @@ def attribution(p: Pass) -> dict[str, np.ndarray]:
     return {part: _relative_logit(p, x) for part, x in terms.items()}
 
 
-def of_keys(p: Pass, place: str) -> np.ndarray:
+def of_keys(p: Pass, name: str) -> np.ndarray:
     """[B, K]: the same of each key and value of a memory."""
-    at, layer, sublayer = ".".join(place.split(".")[:3]), int(place.split(".")[1]), place.split(".")[2]
-    m_BLK, v_KD = memory(p, place, gated=True)
+    at, layer, sublayer = ".".join(name.split(".")[:3]), int(name.split(".")[1]), name.split(".")[2]
+    m_BLK, v_KD = memory(p, name, gated=True)
     terms_KBLD = np.einsum("blk,kd->kbld", m_BLK, v_KD)
     own = {"keys": added(p, at, terms_KBLD, p.values[f"{at}.raw"])}
     terms = followed(p, {}, lambda number, name: own if (number, name) == (layer, sublayer) else {})

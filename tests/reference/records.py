@@ -27,9 +27,9 @@ def record(name: str, value) -> np.ndarray:
 
 
 @contextmanager
-def at(place: str) -> Iterator[None]:
+def at(memory: str) -> Iterator[None]:
     """Values that are recorded inside have this in front of their names."""
-    _place.append(place)
+    _place.append(memory)
     try:
         yield
     finally:

@@ -147,7 +147,7 @@ def commands(workdir, folder):
     (folder / "requests.json").write_text(json.dumps([request]))
     (folder / "tiny.py").write_text(FILE)
     read = ("--workdir", str(workdir))
-    requests = ("--request", str(folder / "requests.json"), "--place", "blocks.1.feed_forward")
+    requests = ("--request", str(folder / "requests.json"), "--memory", "blocks.1.feed_forward")
     return {
         "evaluate": (evaluate, [*read, "--all-steps", "--limit", "4"]),
         "generate": (generate, [*read, "--prompt", "some", "--max-new-tokens", "4"]),

@@ -63,6 +63,6 @@ class Shuffled:
         """The rows of a pass. All rows are read once before the next epoch begins."""
         total, length = self.tokens_NL.shape
         count = -(-self.together * self.batch // length)
-        places = [divmod(place, total) for place in range(number * count, (number + 1) * count)]
-        orders = {e: np.random.default_rng([self.seed, 0, e]).permutation(total) for e in {e for e, _ in places}}
-        return [int(orders[epoch][place]) for epoch, place in places]
+        positions = [divmod(position, total) for position in range(number * count, (number + 1) * count)]
+        orders = {e: np.random.default_rng([self.seed, 0, e]).permutation(total) for e in {e for e, _ in positions}}
+        return [int(orders[epoch][position]) for epoch, position in positions]

@@ -12,14 +12,14 @@ import numpy as np
 
 from xfresearch.analysis import coefficients
 from xfresearch.analysis.contributions import Pass, directions, parts, passed
-from xfresearch.models.memories import memory
+from xfresearch.models.memories import memory as memory_of
 from xfresearch.models.model_config import ModelConfig
 
 
 @partial(jax.jit, static_argnums=0)
 def attributed(model: ModelConfig, params: dict, tokens_BL) -> tuple[dict, dict]:
     """{part: [B]}: the attribution of each part, as the mean over tokens; and the same {memory: [B, K]} of each key."""
-    wanted = [name for place in coefficients.places(model) for name in coefficients.sites(model, place)]
+    wanted = [name for memory in coefficients.memory_names(model) for name in coefficients.sites(model, memory)]
     forward_pass = passed(model, params, tokens_BL[:, :-1], tuple(wanted))
     head = forward_pass.lm.logit_head()
     wide = jnp.promote_types(head.table_VD.dtype, jnp.float32)
@@ -36,14 +36,14 @@ def _of_keys(forward_pass: Pass, params: dict, towards_BLD) -> dict[str, jax.Arr
     """{memory: [B, K]}: m_i v_i . d of each key, with the direction d in which its sublayer adds to `towards`."""
     model, of_keys = forward_pass.config, {}
     towards = directions(forward_pass, towards_BLD)
-    for place in coefficients.places(model):
-        by_head = forward_pass.values[f"{place}.coefficients"].ndim == 4 and f"{place}.chosen" not in forward_pass.values
-        if coefficients.written_by(place) not in towards or by_head and f"{place}.gate" in forward_pass.values:
+    for memory in coefficients.memory_names(model):
+        by_head = forward_pass.values[f"{memory}.coefficients"].ndim == 4 and f"{memory}.chosen" not in forward_pass.values
+        if coefficients.written_by(memory) not in towards or by_head and f"{memory}.gate" in forward_pass.values:
             continue  # another sublayer reads it, or a gate changes the values of the slots
-        writes_KD = memory(model, params, *coefficients.where(place)).writes.reshape(-1, model.width)
-        m_BLK = coefficients.of_keys(model, place, forward_pass.values, gated=True).astype(towards_BLD.dtype)
-        direction_BLD = towards[coefficients.written_by(place)].astype(towards_BLD.dtype)
-        of_keys[place] = (m_BLK * (direction_BLD @ writes_KD.astype(towards_BLD.dtype).T)).mean(1)
+        writes_KD = memory_of(model, params, *coefficients.where(memory)).writes.reshape(-1, model.width)
+        m_BLK = coefficients.of_keys(model, memory, forward_pass.values, gated=True).astype(towards_BLD.dtype)
+        direction_BLD = towards[coefficients.written_by(memory)].astype(towards_BLD.dtype)
+        of_keys[memory] = (m_BLK * (direction_BLD @ writes_KD.astype(towards_BLD.dtype).T)).mean(1)
     return of_keys
 
 

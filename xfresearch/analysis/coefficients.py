@@ -14,7 +14,7 @@ from xfresearch.models.sublayers import Sublayer
 SITES = ("coefficients", "chosen", "gates", "dropped")
 
 
-def places(model: ModelConfig) -> tuple[str, ...]:
+def memory_names(model: ModelConfig) -> tuple[str, ...]:
     """The memories of a model by name: 'blocks.0.feed_forward', 'blocks.0.feed_forward.shared', 'blocks.0.attention'."""
     return tuple(
         f"{each.path}.{part}" if part else each.path
@@ -23,38 +23,38 @@ def places(model: ModelConfig) -> tuple[str, ...]:
     )
 
 
-def sublayer_of(model: ModelConfig, place: str) -> Sublayer:
+def sublayer_of(model: ModelConfig, memory: str) -> Sublayer:
     """The sublayer that writes the values of a memory."""
-    return next(each for each in model.sublayers() if each.path == written_by(place))
+    return next(each for each in model.sublayers() if each.path == written_by(memory))
 
 
-def sites(model: ModelConfig, place: str) -> list[str]:
+def sites(model: ModelConfig, memory: str) -> list[str]:
     """The taps that `of_keys` reads."""
-    return [f"{place}.{site}" for site in SITES if f"{place}.{site}" in tap_shapes(model)]
+    return [f"{memory}.{site}" for site in SITES if f"{memory}.{site}" in tap_shapes(model)]
 
 
-def of_keys(model: ModelConfig, place: str, values: dict, gated: bool = False) -> jax.Array:
+def of_keys(model: ModelConfig, memory: str, values: dict, gated: bool = False) -> jax.Array:
     """[B, L, K]: the coefficients of all K keys of a memory, in the order of models.memory(...).writes, from the values of
     `sites`. Those of experts that a token did not choose, or that had no room for it, are 0. gated: times the gate of the
     expert."""
-    m = values[f"{place}.coefficients"]
-    if f"{place}.chosen" in values:  # [B, L, k, F] of the k chosen experts
-        m = m * values[f"{place}.gates"][..., None].astype(m.dtype) if gated else m
-        if f"{place}.dropped" in values:  # an expert without room has not seen the token
-            m = jnp.where(values[f"{place}.dropped"][..., None], 0, m)
-        experts = sublayer_of(model, place).options.mixture.experts
-        m = jnp.einsum("blke,blkf->blef", jax.nn.one_hot(values[f"{place}.chosen"], experts, dtype=m.dtype), m)
+    m = values[f"{memory}.coefficients"]
+    if f"{memory}.chosen" in values:  # [B, L, k, F] of the k chosen experts
+        m = m * values[f"{memory}.gates"][..., None].astype(m.dtype) if gated else m
+        if f"{memory}.dropped" in values:  # an expert without room has not seen the token
+            m = jnp.where(values[f"{memory}.dropped"][..., None], 0, m)
+        experts = sublayer_of(model, memory).options.mixture.experts
+        m = jnp.einsum("blke,blkf->blef", jax.nn.one_hot(values[f"{memory}.chosen"], experts, dtype=m.dtype), m)
     elif m.ndim == 4:  # [B, H, L, M] of slots, without the sink, which is the last
-        m = m[..., : sublayer_of(model, place).options.slots].transpose(0, 2, 1, 3)
+        m = m[..., : sublayer_of(model, memory).options.slots].transpose(0, 2, 1, 3)
     return m.reshape(*m.shape[:2], -1)
 
 
-def where(place: str) -> tuple[int, str]:
+def where(memory: str) -> tuple[int, str]:
     """The layer and the sublayer of a memory, as lm.memory takes them: (0, 'feed_forward.shared')."""
-    _, layer, sublayer = place.split(".", 2)
+    _, layer, sublayer = memory.split(".", 2)
     return int(layer), sublayer
 
 
-def written_by(place: str) -> str:
+def written_by(memory: str) -> str:
     """The path of the sublayer that writes a memory's values: 'blocks.0.feed_forward' for that of its shared experts."""
-    return ".".join(place.split(".")[:3])
+    return ".".join(memory.split(".")[:3])

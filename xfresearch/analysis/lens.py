@@ -161,8 +161,8 @@ def _keys_table(by_key: dict[str, np.ndarray]) -> list[Table]:
     """The keys with the largest attribution."""
     if not by_key:
         return []
-    places = [(name, key) for name, value_K in by_key.items() for key in range(len(value_K))]
+    keys = [(name, key) for name, value_K in by_key.items() for key in range(len(value_K))]
     values = np.concatenate(list(by_key.values()))
-    lines = [(*places[i], round(float(values[i]), 4)) for i in np.argsort(-np.abs(values))[:15]]
+    lines = [(*keys[i], round(float(values[i]), 4)) for i in np.argsort(-np.abs(values))[:15]]
     caption = "mean part of the next token's logit, relative to the mean logit"
     return [Table("Largest memories", caption, ("memory", "key", "logit"), lines)]

@@ -28,7 +28,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from xfresearch.analysis.applies import only_if
-from xfresearch.analysis.coefficients import of_keys, places, sites, sublayer_of, where, written_by
+from xfresearch.analysis.coefficients import memory_names, of_keys, sites, sublayer_of, where, written_by
 from xfresearch.analysis.contributions import scaled
 from xfresearch.analysis.keys_page import keys_page, text, trigger
 from xfresearch.analysis.patterns import patterns
@@ -39,7 +39,7 @@ from xfresearch.analysis.unfinished import Unfinished
 from xfresearch.models import transformer
 from xfresearch.models.connections.connection import ONE
 from xfresearch.models.inputs import forward
-from xfresearch.models.memories import memory
+from xfresearch.models.memories import memory as memory_of
 from xfresearch.models.model_config import ModelConfig
 from xfresearch.models.stack import ends_with
 from xfresearch.models.taps import captured, request
@@ -68,12 +68,12 @@ def applies(model: ModelConfig) -> str:
 def memories_of(model: ModelConfig) -> list[str]:
     """The memories whose values are vectors of the stream: all but slots of a sublayer without an output matrix, whose heads
     the next sublayer reads."""
-    return [place for place in places(model) if not sublayer_of(model, place).branch.bare]
+    return [memory for memory in memory_names(model) if not sublayer_of(model, memory).branch.bare]
 
 
-def adds(model: ModelConfig, place: str) -> bool:
+def adds(model: ModelConfig, memory: str) -> bool:
     """Whether the block adds the sublayer's output to the stream, without a factor of the stream."""
-    of_layer = model.sublayers(layer=where(place)[0])
+    of_layer = model.sublayers(layer=where(memory)[0])
     return all(each.connection.adds_to == "stream" and each.connection.skip == ONE for each in of_layer)
 
 
@@ -82,14 +82,14 @@ def memories(lm, data=None, count: int = ROWS, length: int = 0, top: int = TOP, 
     """The figures above of every memory, on `count` rows of `length` tokens of `data` (running.rows).
 
     resume: a file that keeps the state once a minute, so that the same call after an interruption goes on from it. .data:
-    places [P], the names of the memories, as in 'blocks.0.feed_forward'; [P] of each figure; name_rows [rows, P] of those
+    memories [P], the names of the memories, as in 'blocks.0.feed_forward'; [P] of each figure; name_rows [rows, P] of those
     with intervals; tokens [rows, L]; and of each memory with K keys (F units, E experts of F, or M slots of each of H heads)
-    place/triggers [K, t], as row * length + position, -1 for none; place/coefficients [K, t], the largest ones, above 0 or
-    not; and place/value_tokens [K, 5], the most likely tokens of each value. Raises UserError for data that cannot be
+    memory/triggers [K, t], as row * length + position, -1 for none; memory/coefficients [K, t], the largest ones, above 0 or
+    not; and memory/value_tokens [K, 5], the most likely tokens of each value. Raises UserError for data that cannot be
     read."""
     tokens_NL = rows(lm, data, count, length)
     names = memories_of(lm.config)
-    values = {place: value_tokens(lm, place) for place in names}
+    values = {memory: value_tokens(lm, memory) for memory in names}
     kept = Unfinished(resume, lm.config, lm.params, tokens_NL, top)
     state: dict = {"next": 0, "top": top}
     state |= kept.load()
@@ -100,55 +100,55 @@ def memories(lm, data=None, count: int = ROWS, length: int = 0, top: int = TOP, 
             if number < state["next"]:
                 continue
             of_places = _values(lm.config, lm.params, tokens_BL)
-            for place in names:
-                m_TK = of_places[place]["m"][:real].reshape(-1, of_places[place]["m"].shape[-1])
-                _update(state, place, m_TK, number * tokens_BL.size)
+            for memory in names:
+                m_TK = of_places[memory]["m"][:real].reshape(-1, of_places[memory]["m"].shape[-1])
+                _update(state, memory, m_TK, number * tokens_BL.size)
                 if number * BATCH < COMPOSED:
-                    token_K, refines = values[place][:, 0], adds(lm.config, place)
-                    figures = _composition(lm.config, refines, lm.params, of_places[place], token_K)
+                    token_K, refines = values[memory][:, 0], adds(lm.config, memory)
+                    figures = _composition(lm.config, refines, lm.params, of_places[memory], token_K)
                     for name, value in figures.items():
-                        of_rows = f"{place}/rows/{name}"
+                        of_rows = f"{memory}/rows/{name}"
                         state[of_rows] = np.concatenate([state.get(of_rows, np.zeros(0)), np.asarray(value)[:real]])
             state["next"] = number + 1
             kept.save(state)
     return _result(lm, tokens_NL, data, state, values, seed)
 
 
-def _update(state: dict, place: str, m_TK, first: int) -> None:
+def _update(state: dict, memory: str, m_TK, first: int) -> None:
     """Merges the coefficients of T tokens, the first of which has the number `first`, into the triggers of a memory."""
-    best = {name: jnp.asarray(state[f"{place}/{name}"]) for name in ("values", "at") if f"{place}/{name}" in state}
+    best = {name: jnp.asarray(state[f"{memory}/{name}"]) for name in ("values", "at") if f"{memory}/{name}" in state}
     wide = jnp.promote_types(m_TK.dtype, jnp.float32)
     best = update(best or empty(m_TK.shape[1], int(state["top"]), wide), m_TK, first)
-    state |= {f"{place}/{name}": value for name, value in best.items()}
+    state |= {f"{memory}/{name}": value for name, value in best.items()}
 
 
 @partial(jax.jit, static_argnums=0)
 def _values(model: ModelConfig, params: dict, tokens_BL) -> dict:
     """{memory: {m [B, L, K], and of its sublayer before, out, residual [B, L, D]}}."""
     stream = ("before", "out", "residual")
-    wanted = {place: [f"{written_by(place)}.{value}" for value in stream] for place in memories_of(model)}
-    names = [name for place, taps in wanted.items() for name in (*sites(model, place), *taps)]
+    wanted = {memory: [f"{written_by(memory)}.{value}" for value in stream] for memory in memories_of(model)}
+    names = [name for memory, taps in wanted.items() for name in (*sites(model, memory), *taps)]
     values = captured(model, forward(model, params, tokens_BL, request(model, names))[1].captures, names)
     return {
-        place: {"m": of_keys(model, place, values)} | {name.split(".")[-1]: values[name] for name in taps}
-        for place, taps in wanted.items()
+        memory: {"m": of_keys(model, memory, values)} | {name.split(".")[-1]: values[name] for name in taps}
+        for memory, taps in wanted.items()
     }
 
 
-def value_tokens(lm, place: str) -> np.ndarray:
+def value_tokens(lm, memory: str) -> np.ndarray:
     """[K, 5]: the most likely tokens of each value, the most likely first."""
-    flat_KD = as_added(lm.config, lm.params, place)
+    flat_KD = as_added(lm.config, lm.params, memory)
     many = min(WORDS, lm.config.vocab_size)
     parts = [jax.lax.top_k(lm.unembed(flat_KD[first : first + 4096]), many)[1] for first in range(0, len(flat_KD), 4096)]
     return np.concatenate([np.asarray(part) for part in parts])
 
 
-def as_added(model: ModelConfig, params: dict, place: str):
+def as_added(model: ModelConfig, params: dict, memory: str):
     """[K, D]: each value as the block adds it to the stream, after the sublayer's own norm and gain."""
-    writes = memory(model, params, *where(place)).writes
+    writes = memory_of(model, params, *where(memory)).writes
     flat_KD = writes.reshape(-1, writes.shape[-1])
-    of_layer = transformer.bind(model, params).sublayers(layer=where(place)[0])
-    bound = next(each for each in of_layer if each.sublayer.path == written_by(place))
+    of_layer = transformer.bind(model, params).sublayers(layer=where(memory)[0])
+    bound = next(each for each in of_layer if each.sublayer.path == written_by(memory))
     return scaled(bound.block, bound.sublayer.branch, flat_KD, flat_KD)
 
 
@@ -183,25 +183,25 @@ def _composition(model: ModelConfig, refines: bool, params: dict, values: dict, 
 def _result(lm, tokens_NL, data, state: dict, values: dict, seed: int) -> Result:
     names = list(values)
     line = about(lm, tokens_NL, data)
-    arrays: dict = {"places": np.array(names), "tokens": tokens_NL}
+    arrays: dict = {"memories": np.array(names), "tokens": tokens_NL}
     summary, files = {}, {}
     for figure in ("active", "composed", *PARTS, "changes"):
-        rows_NP = np.stack([state[f"{place}/rows/{figure}"] for place in names], 1).astype(np.float64)
+        rows_NP = np.stack([state[f"{memory}/rows/{figure}"] for memory in names], 1).astype(np.float64)
         arrays |= {figure: rows_NP.mean(0), f"{figure}_rows": rows_NP}
         summary[figure] = mean_interval(mean_of_known(rows_NP, 1))
     with np.errstate(invalid="ignore", divide="ignore"):
         arrays["third_of_changes"] = arrays["third"] / arrays["changes"]
     arrays |= {name: np.full(len(names), np.nan) for figure in CHANCE for name in (figure, f"{figure}_random")}
-    for number, place in enumerate(names):
-        at_KT, m_KT = (np.asarray(state[f"{place}/{name}"]) for name in ("at", "values"))
+    for number, memory in enumerate(names):
+        at_KT, m_KT = (np.asarray(state[f"{memory}/{name}"]) for name in ("at", "values"))
         at_KT = np.where(m_KT > 0, at_KT, -1)  # of equal coefficients the earliest stay: at 0 the first tokens
-        arrays |= {f"{place}/triggers": at_KT, f"{place}/coefficients": m_KT, f"{place}/value_tokens": values[place]}
-        for name, value in patterns(lm, tokens_NL, at_KT, values[place][:, 0], seed).items():
+        arrays |= {f"{memory}/triggers": at_KT, f"{memory}/coefficients": m_KT, f"{memory}/value_tokens": values[memory]}
+        for name, value in patterns(lm, tokens_NL, at_KT, values[memory][:, 0], seed).items():
             arrays[name][number] = value
-        files[f"{place}.html"] = keys_page(lm, f"Keys of {place}", line, tokens_NL, at_KT, m_KT, values[place])
+        files[f"{memory}.html"] = keys_page(lm, f"Keys of {memory}", line, tokens_NL, at_KT, m_KT, values[memory])
     known = [name for figure in CHANCE for name in (figure, f"{figure}_random") if not np.isnan(arrays[name]).all()]
     summary |= {name: (float(mean_of_known(arrays[name])), np.nan) for name in known}
-    tables = (*_figures_tables(arrays, known), *(_keys_table(lm, arrays, place) for place in names))
+    tables = (*_figures_tables(arrays, known), *(_keys_table(lm, arrays, memory) for memory in names))
     return Result("memories", line, lm.step, arrays, summary, _pictures(arrays), tables, files)
 
 
@@ -217,21 +217,21 @@ def _figures_tables(data: dict, known: list[str]) -> Iterator[Table]:
     of_triggers = "shares of triggers or of keys; random: by chance"
     captions = {"Memories": "shares of keys (active) and of tokens", "Triggers": of_triggers}
     for (title, caption), names in zip(captions.items(), (of_tokens, known), strict=True):
-        numbered = enumerate(data["places"])
-        lines = [(str(place), *(round(float(data[name][n]), 4) for name in names)) for n, place in numbered]
+        numbered = enumerate(data["memories"])
+        lines = [(str(memory), *(round(float(data[name][n]), 4) for name in names)) for n, memory in numbered]
         yield Table(title, caption, ("memory", *(name.replace("_", " ") for name in names)), lines)
 
 
-def _keys_table(lm, data: dict, place: str, keys: int = 12) -> Table:
+def _keys_table(lm, data: dict, memory: str, keys: int = 12) -> Table:
     """The keys with the largest coefficients: their first triggers, and the value's most likely tokens."""
-    order = np.argsort(-data[f"{place}/coefficients"][:, 0], kind="stable")
-    order = order[data[f"{place}/triggers"][order, 0] >= 0][:keys]
+    order = np.argsort(-data[f"{memory}/coefficients"][:, 0], kind="stable")
+    order = order[data[f"{memory}/triggers"][order, 0] >= 0][:keys]
     lines = []
     for key in order:
-        chosen = data[f"{place}/triggers"][key][:SHOWN]
+        chosen = data[f"{memory}/triggers"][key][:SHOWN]
         triggers = [trigger(lm, data["tokens"], int(at), 0.0) for at in chosen if at >= 0]
         prefixes = " | ".join(f"{each.before[-40:]}>{each.token}<" for each in triggers)
-        words = " ".join(f"'{text(lm, [token])}'" for token in data[f"{place}/value_tokens"][key])
+        words = " ".join(f"'{text(lm, [token])}'" for token in data[f"{memory}/value_tokens"][key])
         lines.append((str(key), prefixes, words))
     caption = f"the {len(lines)} keys with the largest coefficients; the last token of a trigger is in ><"
-    return Table(f"Keys of {place}", caption, ("key", "triggers", "value"), lines)
+    return Table(f"Keys of {memory}", caption, ("key", "triggers", "value"), lines)

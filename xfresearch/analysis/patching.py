@@ -252,12 +252,12 @@ def _paths_picture(model: ModelConfig, paths, receiver: str) -> HeatMap:
 
 
 def _table(data: dict, sites: tuple[str, ...], texts: list[str]) -> Table:
-    """The strongest places of each site."""
+    """The strongest effects of each site."""
     lines = []
     for site in sites:
         best = np.argsort(-np.abs(np.nan_to_num(data[site])).ravel())[:3]
-        places = [divmod(int(at), len(texts)) for at in best]
-        cells = [f"{layer}, {at} '{texts[at]}': {data[site][layer, at]:.3f}" for layer, at in places]
+        strongest = [divmod(int(at), len(texts)) for at in best]
+        cells = [f"{layer}, {at} '{texts[at]}': {data[site][layer, at]:.3f}" for layer, at in strongest]
         lines.append((site, *cells, round(data[f"correlation/{site}"], 4)))
     titles = ("site", "1", "2", "3", "correlation with attribution patching")
-    return Table("Strongest places", "layer, token of the corrupted prompt: effect", titles, lines)
+    return Table("Strongest effects", "layer, token of the corrupted prompt: effect", titles, lines)

@@ -41,7 +41,7 @@ def applies(model: ModelConfig) -> str:
 @only_if(applies)
 def routing(lm, data=None, count: int = ROWS, length: int = 0, seed: int = 0, corpora=(), against=None) -> Result:
     """The figures above of every layer with experts (N rows; if a layer has several mixtures, a row for each of them, which
-    `places` names), on `count` rows of `length` tokens of `data` (running.rows).
+    `mixtures` names), on `count` rows of `length` tokens of `data` (running.rows).
 
     corpora: more corpora, of each `count` rows, for `by_corpus`; the other figures are of all rows. against: the model at
     another step of the same run, for `kept`. .data: load, mass [N, E]; together [N, E, E]; corpus_load [corpora, N, E]; and
@@ -65,7 +65,7 @@ def routing(lm, data=None, count: int = ROWS, length: int = 0, seed: int = 0, co
     per_row = {name: of_layers[name].T for name in OF_ROWS if name in figures}
     arrays = {name: value for name, value in of_layers.items() if name not in per_row}
     if several(mixtures):
-        arrays["places"] = np.array([each.path for each in mixtures])
+        arrays["mixtures"] = np.array([each.path for each in mixtures])
     if corpora:
         arrays["corpus_load"] = arrays["corpus_load"].swapaxes(0, 1)
     arrays |= {name: mean_of_known(value, 0) for name, value in per_row.items()}
@@ -154,7 +154,7 @@ def kept(chosen_BLk, before_BLk) -> np.ndarray:
 
 
 def _pictures(data: dict) -> tuple[HeatMap, ...]:
-    row = "mixture" if "places" in data else "layer"
+    row = "mixture" if "mixtures" in data else "layer"
     load = HeatMap("Load", "share of all choices", data["load"], row, "expert", 0.0)
     mass = HeatMap("Mass", "mean router probability", data["mass"], row, "expert", 0.0)
     numbers = [n for n, matrix in enumerate(data["together"]) if not np.isnan(matrix).all()]
@@ -172,9 +172,9 @@ def _pictures(data: dict) -> tuple[HeatMap, ...]:
 def _table(data: dict) -> Table:
     names = [name for name in (*OF_ALL, *OF_ROWS) if name in data]
     lines = [
-        (str(data["places"][n] if "places" in data else n), *(round(float(data[name][n]), 4) for name in names))
+        (str(data["mixtures"][n] if "mixtures" in data else n), *(round(float(data[name][n]), 4) for name in names))
         for n in range(len(data["busiest"]))
         if not np.isnan(data["busiest"][n])
     ]
-    title, row = ("Mixtures", "mixture") if "places" in data else ("Layers", "layer")
+    title, row = ("Mixtures", "mixture") if "mixtures" in data else ("Layers", "layer")
     return Table(title, "entropy in nats, information in bits", (row, *(n.replace("_", " ") for n in names)), lines)

@@ -96,11 +96,11 @@ def _chunk(lm, prompts: list[Prompt], numbers: list[int], length: int, window: i
     clean_F, corrupted_F, values = _clean_and_corrupted(model, names, lm.params, facts)
     restored = {}
     for value, of_stack in sites.items():
-        places, cases_C4 = _cases(model, chosen, of_stack, 1 if value == "stream" else window)
+        passes, cases_C4 = _cases(model, chosen, of_stack, 1 if value == "stream" else window)
         arguments = (model, tuple(sorted(of_stack.items())), lm.params, values, facts)
         p_C = np.concatenate([_restored(*arguments, part) for part in cases_C4.reshape(-1, CASES, 4)])
         restored[value] = np.full((len(chosen), model.depth, length), np.nan)
-        restored[value][tuple(places.T)] = p_C[: len(places)]
+        restored[value][tuple(passes.T)] = p_C[: len(passes)]
     measured = []
     for n, prompt in enumerate(chosen):
         of_fact = {value: x_FNL[n, :, : len(prompt.tokens)] for value, x_FNL in restored.items()}
@@ -118,17 +118,17 @@ def _facts(model: ModelConfig, prompts: list[Prompt], draws: list[np.ndarray], l
 
 
 def _cases(model: ModelConfig, prompts: list[Prompt], of_stack: dict, window: int) -> tuple[np.ndarray, np.ndarray]:
-    """Places (fact, layer, position) of the restored passes, and their (fact, first layer, end, position), filled up to a
+    """(fact, layer, position) of each restored pass, and its (fact, first layer, end, position), filled up to a
     multiple of CASES. Noise does not reach the tokens before the subject."""
     numbers = [layer.number for layer in layers.layers(model) if layer.stack in of_stack]
-    places = [
+    passes = [
         (fact, layer, position)
         for fact, prompt in enumerate(prompts)
         for layer in numbers
         for position in range(prompt.first, len(prompt.tokens))
     ]
-    cases = [(fact, layer - window // 2, layer - window // 2 + window, position) for fact, layer, position in places]
-    return np.array(places), np.array(cases + cases[:1] * (-len(cases) % CASES), np.int32)
+    cases = [(fact, layer - window // 2, layer - window // 2 + window, position) for fact, layer, position in passes]
+    return np.array(passes), np.array(cases + cases[:1] * (-len(cases) % CASES), np.int32)
 
 
 def _probability(model: ModelConfig, params: dict, tokens_BL, taps: Request, last, answer):

@@ -42,26 +42,26 @@ def prefixes_of(lm, seed: int = 0) -> list[str]:
     return prefixes
 
 
-def keys_of(lm, place: str, record: Record, prefixes: list[str]) -> np.ndarray:
+def keys_of(lm, memory: str, record: Record, prefixes: list[str]) -> np.ndarray:
     """[J, H, M] in float64: the coefficients at the last token of the subject after each prefix. Raises UserError for a text
     beyond the model's table of positions."""
     prompts = [prompt._replace(target=()) for prompt in prompts_after(lm, record, prefixes)]
     tokens_JL = fitting(lm, prompts)[0]
-    m_JLK = coefficients(lm.config, place, lm.params, tokens_JL)
+    m_JLK = coefficients(lm.config, memory, lm.params, tokens_JL)
     last_J = np.array([prompt.last for prompt in prompts])
     m_JK = np.asarray(m_JLK[jnp.arange(len(prompts)), last_J], np.float64)
-    return m_JK.reshape(len(m_JK), -1, values_of(lm, place).values_GMV.shape[1])
+    return m_JK.reshape(len(m_JK), -1, values_of(lm, memory).values_GMV.shape[1])
 
 
 @partial(jax.jit, static_argnums=(0, 1))
-def coefficients(model: ModelConfig, place: str, params: dict, tokens_BL):
+def coefficients(model: ModelConfig, memory: str, params: dict, tokens_BL):
     """[B, L, K]: the coefficients of a memory; those of experts times their gates."""
-    names = sites(model, place)
+    names = sites(model, memory)
     out = forward(model, params, tokens_BL, request(model, names))[1]
-    return of_keys(model, place, captured(model, out.captures, names), gated=True)
+    return of_keys(model, memory, captured(model, out.captures, names), gated=True)
 
 
-def covariance(lm, place: str, data: str = "", tokens: int = TOKENS) -> np.ndarray:
+def covariance(lm, memory: str, data: str = "", tokens: int = TOKENS) -> np.ndarray:
     """C [G, M, M] of a memory, in float64, over the first `tokens` tokens of the train split of `data` (by default the first
     corpus of the model's run). Products, and their sums over BATCH rows, are in float32 at least. Raises UserError if the
     text cannot be read, or has less than a row."""
@@ -71,19 +71,19 @@ def covariance(lm, place: str, data: str = "", tokens: int = TOKENS) -> np.ndarr
         what = f"its train split is shorter than one row of {length} tokens, the model's sequence_length"
         raise UserError(f"data={data or lm.run.data.corpus[0]!r} is not allowed: {what}")
     tokens_NL = np.concatenate(batches)
-    of = ("covariance", _summed(lm.config).name, place, lm.config, lm.params, tokens_NL)
+    of = ("covariance", _summed(lm.config).name, memory, lm.config, lm.params, tokens_NL)
     kept = Unfinished(cache_root(lm.run.data) / "covariance" / f"{digest_of(*of)}.npz", *of)
-    values = values_of(lm, place)
+    values = values_of(lm, memory)
     heads, M = sum(map(len, values.groups())), values.values_GMV.shape[1]
     state: dict = {"sum": np.zeros((heads, M, M)), "next": 0}
     state |= kept.load()
     sum_HMM, first = np.array(state["sum"]), int(state["next"])
     if first < len(tokens_NL):
-        with stage(f"covariance of {place}", tokens_NL.size, "tokens") as progress:
+        with stage(f"covariance of {memory}", tokens_NL.size, "tokens") as progress:
             progress.update(first * length)
             for row in range(first, len(tokens_NL), BATCH):
                 tokens_BL = tokens_NL[row : row + BATCH]
-                sum_HMM += np.asarray(_moments(lm.config, place, M, lm.params, tokens_BL), np.float64)
+                sum_HMM += np.asarray(_moments(lm.config, memory, M, lm.params, tokens_BL), np.float64)
                 kept.save({"sum": sum_HMM, "next": row + len(tokens_BL)})
                 progress.update(tokens_BL.size)
         kept.save({"sum": sum_HMM, "next": len(tokens_NL)}, ended=True)
@@ -102,8 +102,8 @@ def ridged(C_GMM: np.ndarray, ridge: float) -> np.ndarray:
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2))
-def _moments(model: ModelConfig, place: str, M: int, params: dict, tokens_BL):
+def _moments(model: ModelConfig, memory: str, M: int, params: dict, tokens_BL):
     """[H, M, M]: the sum of m m^T over the tokens."""
-    m_BLK = coefficients(model, place, params, tokens_BL)
+    m_BLK = coefficients(model, memory, params, tokens_BL)
     m_BLHM = m_BLK.reshape(*m_BLK.shape[:2], -1, M).astype(_summed(model))
     return jnp.einsum("blhm,blhn->hmn", m_BLHM, m_BLHM, precision="highest")

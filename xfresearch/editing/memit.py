@@ -26,7 +26,7 @@ from xfresearch.editing import report
 from xfresearch.editing.keys import RIDGE, TOKENS, covariance, keys_of, prefixes_of, ridged
 from xfresearch.editing.optimise import Settings, delta_for
 from xfresearch.editing.report import Edit
-from xfresearch.editing.requests import check_numbers, check_places, memories, prepared, traced
+from xfresearch.editing.requests import check_memories, check_numbers, memories_up_to, prepared, traced
 from xfresearch.editing.texts import check_fit, fitting
 from xfresearch.editing.values import Values, memit_change, values_of, with_change
 from xfresearch.models.connections.connection import ONE
@@ -42,7 +42,7 @@ SETTINGS = Settings(largest=2.0)  # published: 0.75 and rate 0.1; in configs/fac
 def memit(
     lm,
     requests: Sequence[Record | dict],
-    places: Sequence[str] = (),
+    memories: Sequence[str] = (),
     data: str = "",
     tokens: int = TOKENS,
     key: str = "each",
@@ -56,7 +56,7 @@ def memit(
 ):
     """(edited model, report.Report) for requests with target_new, all at once.
 
-    places: the memories in ascending order, such as 'blocks.3.feed_forward'; by default the one that the model's own trace
+    memories: in ascending order, such as 'blocks.3.feed_forward'; by default the one that the model's own trace
     finds and the one before it, or the first two. data, tokens: the corpus and the tokens of C (keys.py). key: 'each' or
     'mean', see above. weight: of the keys of the corpus against one request, divided by the number of coefficients: with 1
     and no other request, about half of what is asked is written for a key like those of the corpus. ridge: as in rome.
@@ -67,42 +67,42 @@ def memit(
         raise UserError(f"key={key!r} is not allowed: it must be one of {', '.join(KEYS)}")
     check_numbers(prompts=prompts, tokens=tokens, weight=weight, ridge=ridge)
     requests, known = prepared(lm, requests, known)
-    places = check_places(lm, places) or memories(lm, traced(lm, requests), LAYERS)
-    for place in places:
-        stream_site(lm, place)  # its error, before the long computations
+    memories = check_memories(lm, memories) or memories_up_to(lm, traced(lm, requests), LAYERS)
+    for memory in memories:
+        stream_site(lm, memory)  # its error, before the long computations
     prefixes = prefixes_of(lm, seed)
     check_fit(lm, requests, prefixes)
-    C = {place: ridged(covariance(lm, place, data, tokens), ridge) for place in places}
-    edit = partial(_edited, places=places, C=C, prefixes=prefixes, key=key, weight=weight, settings=settings)
+    C = {memory: ridged(covariance(lm, memory, data, tokens), ridge) for memory in memories}
+    edit = partial(_edited, memories=memories, C=C, prefixes=prefixes, key=key, weight=weight, settings=settings)
     about = {"key": key, "weight": weight, "ridge": ridge, **settings._asdict()}
     return report.of(lm, requests, edit, "memit", about, report.Asked(known, alone, prompts))
 
 
-def _edited(lm, requests, places, C: dict[str, np.ndarray], prefixes, key: str, weight: float, settings: Settings):
+def _edited(lm, requests, memories, C: dict[str, np.ndarray], prefixes, key: str, weight: float, settings: Settings):
     """The edited model, and the edits."""
-    site = stream_site(lm, places[-1])
+    site = stream_site(lm, memories[-1])
     of_subject: dict[str, list[Record]] = {}
     for record in requests:
         of_subject.setdefault(record.subject, []).append(record)
     with stage("MEMIT, the streams", len(requests), "requests") as progress:
         deltas = {}
         for subject, records in of_subject.items():
-            deltas[subject] = delta_for(lm, places[-1], records, prefixes, settings, site)
+            deltas[subject] = delta_for(lm, memories[-1], records, prefixes, settings, site)
             progress.update(len(records))
     deltas_ND = np.stack([deltas[record.subject].delta_D for record in requests])
-    wanted_ND = streams(lm, places[-1], site, requests) + deltas_ND
+    wanted_ND = streams(lm, memories[-1], site, requests) + deltas_ND
     edited, norms = lm, []
-    with stage("MEMIT, the layers", len(places), "layers") as progress:
-        for left, place in zip(range(len(places), 0, -1), places, strict=True):
-            keys_NJHM = np.stack([keys_of(edited, place, record, prefixes) for record in requests])
-            asked_ND = (wanted_ND - streams(edited, places[-1], site, requests)) / left
-            values = values_of(edited, place)
-            change = change_for(values, C[place], keys_NJHM, asked_ND, key, weight)
-            edited = with_change(edited, place, change)
+    with stage("MEMIT, the layers", len(memories), "layers") as progress:
+        for left, memory in zip(range(len(memories), 0, -1), memories, strict=True):
+            keys_NJHM = np.stack([keys_of(edited, memory, record, prefixes) for record in requests])
+            asked_ND = (wanted_ND - streams(edited, memories[-1], site, requests)) / left
+            values = values_of(edited, memory)
+            change = change_for(values, C[memory], keys_NJHM, asked_ND, key, weight)
+            edited = with_change(edited, memory, change)
             norms.append(float(np.linalg.norm(change) / np.linalg.norm(values.values_GMV)))
             progress.update(1)
     pairs = [(record, deltas[record.subject]) for record in requests]
-    return edited, [Edit(record, places, tuple(norms), each.losses, each.probability) for record, each in pairs]
+    return edited, [Edit(record, memories, tuple(norms), each.losses, each.probability) for record, each in pairs]
 
 
 def change_for(values: Values, C_GMM: np.ndarray, keys_NJHM: np.ndarray, asked_ND: np.ndarray, key: str, weight: float):
@@ -115,18 +115,18 @@ def change_for(values: Values, C_GMM: np.ndarray, keys_NJHM: np.ndarray, asked_N
     return memit_change(values, C_GMM, keys_NJHM.reshape(N * J, H, M), np.repeat(asked_ND, J, 0), J * M * weight)
 
 
-def stream_site(lm, place: str) -> str:
+def stream_site(lm, memory: str) -> str:
     """The site where what the memory writes is added to the stream. Raises UserError if it is not added unchanged."""
-    (sublayer,) = (each for each in lm.config.sublayers() if each.path == written_by(place))
+    (sublayer,) = (each for each in lm.config.sublayers() if each.path == written_by(memory))
     connection = sublayer.connection
     if sublayer.norm("out") or connection.branch != ONE or connection.adds_to not in ("stream", "block"):
-        raise UserError(f"memit is not allowed with {place}: what it writes is not added to the stream unchanged")
+        raise UserError(f"memit is not allowed with {memory}: what it writes is not added to the stream unchanged")
     return "sum" if sublayer.norm("post") else "residual"
 
 
-def streams(lm, place: str, site: str, requests: Sequence[Record]) -> np.ndarray:
+def streams(lm, memory: str, site: str, requests: Sequence[Record]) -> np.ndarray:
     """[N, D] in float64: the stream at the last token of each subject, without a prefix."""
-    tap = f"{written_by(place)}.{site}"
+    tap = f"{written_by(memory)}.{site}"
     stream_ND = []
     for record in requests:
         prompt = prompt_of(lm, record, record.target_new)._replace(target=())

@@ -61,12 +61,12 @@ class _Texts(NamedTuple):
 
 
 def delta_for(
-    lm, place: str, records: Sequence[Record], prefixes: list[str], settings: Settings = DEFAULT, site: str = "raw"
+    lm, memory: str, records: Sequence[Record], prefixes: list[str], settings: Settings = DEFAULT, site: str = "raw"
 ) -> Optimised:
     """delta for the new objects of records about one subject, at a site of the sublayer that has the memory. Raises
     UserError for an object that the tokenizer cannot make, or a text beyond the model's table of positions."""
     texts = _texts(lm, records, prefixes)
-    tap = f"{written_by(place)}.{site}"
+    tap = f"{written_by(memory)}.{site}"
     value_D, before_V = _before(lm.config, tap, lm.params, texts)
     unit = float(jnp.sqrt((value_D**2).mean())) if settings.unit == "value" else 1.0
     optimizer = optax.adam(settings.rate * unit)

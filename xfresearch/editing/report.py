@@ -27,8 +27,8 @@ class Edit(NamedTuple):
     """One request, and how its change was found."""
 
     record: Record
-    places: tuple[str, ...]
-    norms: tuple[float, ...]  # of the change of each place, relative to that of its values
+    memories: tuple[str, ...]
+    norms: tuple[float, ...]  # of the change of each memory, relative to that of its values
     losses: list[float]  # of each step of the optimisation
     probability: float  # of the new object in the optimisation, which the change of the values should reach
 
@@ -64,7 +64,7 @@ class Report:
         rows = [
             {
                 **{key: value for key, value in edit.record._asdict().items() if value},
-                "places": edit.places,
+                "memories": edit.memories,
                 "norms": edit.norms,
                 "losses": edit.losses,
                 "probabilities": {"new before": float(new), "new after": float(after), "old after": float(old)},
@@ -92,7 +92,7 @@ class Report:
         data = {"new_before": self.before.new, "new_after": self.after.new, "old_after": self.after.old}
         data |= {name.replace(", ", "_").replace(" ", "_"): value for name, value in self.after.values.items()}
         means = {name: mean_interval(self.after.values[f"{name}, score"]) for name in KINDS}
-        about = f"{self.method}, {len(self.edits)} requests, {', '.join(self.edits[0].places)}"
+        about = f"{self.method}, {len(self.edits)} requests, {', '.join(self.edits[0].memories)}"
         return Result("edit", about, step, data, means, self._pictures(), tuple(tables))
 
     def _pictures(self) -> tuple[LineChart, ...]:

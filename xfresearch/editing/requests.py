@@ -5,7 +5,7 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-from xfresearch.analysis.coefficients import places, sublayer_of, where
+from xfresearch.analysis.coefficients import memory_names, sublayer_of, where
 from xfresearch.analysis.prompts import prompt_of
 from xfresearch.analysis.trace import CLASSES, trace
 from xfresearch.analysis.tracing import value_of
@@ -98,42 +98,42 @@ def traced(lm: LanguageModel, requests: Sequence[Record]) -> str:
     last token of the subject helps most (analysis/trace.py). Raises UserError if no request has an object before, or if the
     model knows none of them."""
     records = [record for record in requests if record.target]
-    if not places(lm.config):
+    if not memory_names(lm.config):
         raise UserError("this model has no memory: it has neither feed-forward layers nor persistent slots")
     if not records:  # of an empty list, trace would take the model's own corpus
-        raise UserError("no request has a target, the object before, which the trace of the requests needs: give --place")
+        raise UserError("no request has a target, the object before, which the trace of the requests needs: give --memory")
     data = trace(lm, records, count=TRACED, window=1).data
     best = {}
-    for place in places(lm.config):
-        number, sublayer = where(place)
+    for memory in memory_names(lm.config):
+        number, sublayer = where(memory)
         if "." not in sublayer:  # shared experts see all tokens: values.py
-            value = value_of(lm.config, sublayer_of(lm.config, place))
-            best[place] = data[value][number, CLASSES.index("last subject")]
+            value = value_of(lm.config, sublayer_of(lm.config, memory))
+            best[memory] = data[value][number, CLASSES.index("last subject")]
     return max(best, key=best.__getitem__)
 
 
-def memories(lm: LanguageModel, last: str, count: int) -> tuple[str, ...]:
+def memories_up_to(lm: LanguageModel, last: str, count: int) -> tuple[str, ...]:
     """`count` memories of the same sublayer that end with `last`, or the first `count` of them; fewer if there are fewer."""
-    same = [place for place in places(lm.config) if where(place)[1] == where(last)[1]]
+    same = [memory for memory in memory_names(lm.config) if where(memory)[1] == where(last)[1]]
     start = max(0, same.index(last) + 1 - count)
     return tuple(same[start : start + count])
 
 
-def place_of(lm: LanguageModel, requests: Sequence[Record], place: str) -> str:
-    """The memory `place`; if it is '', the one that the model's own trace finds. Raises UserError for an unknown one."""
-    return check_places(lm, [place])[0] if place else traced(lm, requests)
+def memory_of(lm: LanguageModel, requests: Sequence[Record], memory: str) -> str:
+    """`memory`; if it is '', the one that the model's own trace finds. Raises UserError for an unknown one."""
+    return check_memories(lm, [memory])[0] if memory else traced(lm, requests)
 
 
-def check_places(lm: LanguageModel, given: Sequence[str]) -> tuple[str, ...]:
+def check_memories(lm: LanguageModel, given: Sequence[str]) -> tuple[str, ...]:
     """The names of memories. Raises UserError for an unknown one, or if they are not in the order of computation: each would
     write a share of what is missing at a layer that comes before it."""
-    allowed = places(lm.config)
-    for place in given:
-        if place not in allowed:
-            raise UserError(f"there is no memory {place!r}{nearest(place, allowed)} (allowed: {', '.join(allowed)})")
-    order = [allowed.index(place) for place in given]
+    allowed = memory_names(lm.config)
+    for memory in given:
+        if memory not in allowed:
+            raise UserError(f"there is no memory {memory!r}{nearest(memory, allowed)} (allowed: {', '.join(allowed)})")
+    order = [allowed.index(memory) for memory in given]
     if order != sorted(set(order)):
-        raise UserError(f"places={','.join(given)} is not allowed: they must be in ascending order, each of them once")
+        raise UserError(f"memories={','.join(given)} is not allowed: they must be in ascending order, each of them once")
     return tuple(given)
 
 

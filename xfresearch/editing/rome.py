@@ -18,7 +18,7 @@ from xfresearch.editing import report
 from xfresearch.editing.keys import RIDGE, TOKENS, covariance, keys_of, prefixes_of, ridged
 from xfresearch.editing.optimise import DEFAULT, Settings, delta_for
 from xfresearch.editing.report import Edit
-from xfresearch.editing.requests import check_numbers, place_of, prepared
+from xfresearch.editing.requests import check_numbers, memory_of, prepared
 from xfresearch.editing.texts import check_fit
 from xfresearch.editing.values import factored, rome_change, values_of, with_change
 from xfresearch.runtime.errors import UserError
@@ -30,7 +30,7 @@ KEYS = ("mean", "published")
 def rome(
     lm,
     requests: Sequence[Record | dict],
-    place: str = "",
+    memory: str = "",
     data: str = "",
     tokens: int = TOKENS,
     key: str = "mean",
@@ -43,7 +43,7 @@ def rome(
 ):
     """(edited model, report.Report) for requests with target_new, one after another.
 
-    place: the memory, such as 'blocks.3.feed_forward'; by default the one that the model's own trace finds (requests.py).
+    memory: such as 'blocks.3.feed_forward'; by default the one that the model's own trace finds (requests.py).
     data, tokens: the corpus and the tokens of C (keys.py). key: 'mean' or 'published', see above. ridge: added to the
     diagonal of C, relative to its mean. known, alone, prompts: as in
     report.Asked. Raises UserError for requests that cannot be
@@ -52,30 +52,30 @@ def rome(
         raise UserError(f"key={key!r} is not allowed: it must be one of {', '.join(KEYS)}")
     check_numbers(prompts=prompts, tokens=tokens, ridge=ridge)
     requests, known = prepared(lm, requests, known)
-    place = place_of(lm, requests, place)
+    memory = memory_of(lm, requests, memory)
     prefixes = prefixes_of(lm, seed)
     check_fit(lm, requests, prefixes)
-    factors = factored(ridged(covariance(lm, place, data, tokens), ridge))
-    edit = partial(_edited, place=place, factors=factors, prefixes=prefixes, key=key, settings=settings)
+    factors = factored(ridged(covariance(lm, memory, data, tokens), ridge))
+    edit = partial(_edited, memory=memory, factors=factors, prefixes=prefixes, key=key, settings=settings)
     about = {"key": key, "ridge": ridge, **settings._asdict()}
     return report.of(lm, requests, edit, "rome", about, report.Asked(known, alone, prompts))
 
 
-def _edited(lm, requests, place: str, factors: list, prefixes: list[str], key: str, settings: Settings):
+def _edited(lm, requests, memory: str, factors: list, prefixes: list[str], key: str, settings: Settings):
     """The edited model, and the edits."""
     edited, edits = lm, []
     with stage("ROME", len(requests), "edits") as progress:
         for record in requests:
-            keys_JHM = keys_of(edited, place, record, prefixes)
+            keys_JHM = keys_of(edited, memory, record, prefixes)
             mean_HM = keys_JHM.mean(0)
-            optimised = delta_for(edited, place, [record], prefixes, settings)
-            values = values_of(edited, place)
+            optimised = delta_for(edited, memory, [record], prefixes, settings)
+            values = values_of(edited, memory)
             change = rome_change(values, factors, mean_HM, optimised.delta_D)
             if key == "published":
                 change = change * _published(factors, mean_HM, keys_JHM[0])
-            edited = with_change(edited, place, change)
+            edited = with_change(edited, memory, change)
             norm = float(np.linalg.norm(change) / np.linalg.norm(values.values_GMV))
-            edits.append(Edit(record, (place,), (norm,), optimised.losses, optimised.probability))
+            edits.append(Edit(record, (memory,), (norm,), optimised.losses, optimised.probability))
             progress.update(1)
     return edited, edits
 

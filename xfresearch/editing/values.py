@@ -53,55 +53,55 @@ class Values(NamedTuple):
         return [list(range(g * share, (g + 1) * share)) for g in range(len(self.values_GMV))]
 
 
-def values_of(lm: LanguageModel, place: str) -> Values:
-    """The values of the memory `place`, such as 'blocks.3.feed_forward' (analysis/coefficients.py). Raises UserError if an
-    edit cannot change them."""
-    path, part = path_of(lm, place), _part(lm, place)
-    value = np.asarray(leaf_of(lm, place, path), np.float64)
+def values_of(lm: LanguageModel, memory: str) -> Values:
+    """The values of a memory, such as 'blocks.3.feed_forward' (analysis/coefficients.py). Raises UserError if an edit cannot
+    change them."""
+    path, part = path_of(lm, memory), _part(lm, memory)
+    value = np.asarray(leaf_of(lm, memory, path), np.float64)
     if not part.heads:
         return Values(path, part.gain, part.gain * value.reshape(1, -1, value.shape[-1]), None)  # of experts E F rows
-    options = sublayer_of(lm.config, place).options
+    options = sublayer_of(lm.config, memory).options
     gate = getattr(options, "output_gate", "none")
     if gate != "none":  # W_h would be another one for each token
         what = f"output_gate={gate!r} multiplies what the slots write before W_O"
-        raise UserError(f"place={place!r} is not allowed with rome and memit: {what}; use fine-tuning")
+        raise UserError(f"memory={memory!r} is not allowed with rome and memit: {what}; use fine-tuning")
     values_GMV = part.gain * value.swapaxes(0, 1)
     V = values_GMV.shape[-1]
     output_HVD = np.eye(part.heads * V).reshape(part.heads, V, -1)
     if part.through:
-        output_HVD = np.asarray(leaf_of(lm, place, (path[0], *part.through.split("/"))), np.float64)
+        output_HVD = np.asarray(leaf_of(lm, memory, (path[0], *part.through.split("/"))), np.float64)
     return Values(path, part.gain, values_GMV, output_HVD)
 
 
-def path_of(lm: LanguageModel, place: str) -> tuple[str, ...]:
+def path_of(lm: LanguageModel, memory: str) -> tuple[str, ...]:
     """The parameter of the layer that has the values of a memory. Raises UserError for shared experts."""
-    name, _, part = where(place)[1].partition(".")
+    name, _, part = where(memory)[1].partition(".")
     if part:
-        raise UserError(f"place={place!r} is not allowed: shared experts see all tokens; edit those that tokens choose")
-    return name, *_part(lm, place).path.split("/")
+        raise UserError(f"memory={memory!r} is not allowed: shared experts see all tokens; edit those that tokens choose")
+    return name, *_part(lm, memory).path.split("/")
 
 
-def _part(lm: LanguageModel, place: str) -> MemoryPart:
-    return sublayer_of(lm.config, place).options.memory_parts[where(place)[1].partition(".")[2]]
+def _part(lm: LanguageModel, memory: str) -> MemoryPart:
+    return sublayer_of(lm.config, memory).options.memory_parts[where(memory)[1].partition(".")[2]]
 
 
-def with_change(lm: LanguageModel, place: str, change_GMV: np.ndarray) -> LanguageModel:
+def with_change(lm: LanguageModel, memory: str, change_GMV: np.ndarray) -> LanguageModel:
     """The model whose values are larger by `change_GMV`."""
-    values = values_of(lm, place)
-    leaf = leaf_of(lm, place, values.path)
+    values = values_of(lm, memory)
+    leaf = leaf_of(lm, memory, values.path)
     step = change_GMV / values.gain
     step = step.swapaxes(0, 1) if leaf.ndim == 3 and values.output_HVD is not None else step.reshape(leaf.shape)
-    return with_leaf(lm, place, values.path, jnp.asarray(np.asarray(leaf, np.float64) + step, leaf.dtype))
+    return with_leaf(lm, memory, values.path, jnp.asarray(np.asarray(leaf, np.float64) + step, leaf.dtype))
 
 
-def leaf_of(lm: LanguageModel, place: str, path: tuple[str, ...]):
+def leaf_of(lm: LanguageModel, memory: str, path: tuple[str, ...]):
     """A parameter of the layer of a memory."""
-    return layers.get_leaf(lm.config, lm.params, where(place)[0], path)
+    return layers.get_leaf(lm.config, lm.params, where(memory)[0], path)
 
 
-def with_leaf(lm: LanguageModel, place: str, path: tuple[str, ...], leaf) -> LanguageModel:
+def with_leaf(lm: LanguageModel, memory: str, path: tuple[str, ...], leaf) -> LanguageModel:
     """The model with another parameter in the layer of a memory."""
-    return lm.with_params(layers.put_leaf(lm.config, lm.params, where(place)[0], path, leaf))
+    return lm.with_params(layers.put_leaf(lm.config, lm.params, where(memory)[0], path, leaf))
 
 
 def factored(covariance_GMM: np.ndarray) -> list:
