@@ -1,6 +1,7 @@
 """Batches of a labelled data set (labels.py)."""
 
 import hashlib
+from typing import Any
 
 import numpy as np
 
@@ -24,7 +25,8 @@ class LabelledSplit:
             )
         self.split, self.length = split, length
         size = self.data_set.size(split, length)
-        self.meta = {"n_sequences": size, "n_tokens": size * length, "n_bytes": 0, "vocab_size": self.data_set.vocab_size}
+        counts = {"n_sequences": size, "n_tokens": size * length, "n_bytes": 0}
+        self.meta: dict[str, Any] = counts | {"vocab_size": self.data_set.vocab_size}
         self.endless = size == ENDLESS
         content = repr((self.data_set, split, length, size)).encode()
         for values_BL in self.examples(range(min(PROBED, size))):

@@ -6,6 +6,7 @@ There is no iterator state to save: a resumed run asks for the next step, on any
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 
 import numpy as np
 
@@ -13,7 +14,7 @@ from xfresearch.config.options import RunConfig
 from xfresearch.data import packed
 from xfresearch.data.labelled import LabelledSplit
 from xfresearch.data.labels import has_labels
-from xfresearch.data.objectives import Corrupted, generators, objective_of
+from xfresearch.data.objectives import Corrupted, generators, objective_of, row_length
 from xfresearch.data.packed import PackedSplit, stream_tokens
 from xfresearch.data.pairs import split as paired
 from xfresearch.data.tokenizers import Tokenizer, tokenizer_for
@@ -38,7 +39,8 @@ def prepare(
     if config.data.objective.kind == "seq2seq":
         return paired.prepare(config, split, corpus, tokenizer)
     tokenizer = tokenizer or tokenizer_for(config.data)
-    rows, objective = packed.prepare(config, split, corpus, tokenizer), objective_of(config, tokenizer)
+    objective = objective_of(config, tokenizer)
+    rows = packed.prepare(replace(config, sequence_length=row_length(config)), split, corpus, tokenizer)
     return Corrupted(rows, objective) if objective else rows
 
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from xfresearch.config.options import RunConfig
 from xfresearch.data.objectives.masked import Masked
+from xfresearch.data.objectives.span_corruption import SpanCorruption, raw_length
 from xfresearch.data.packed import PackedSplit
 from xfresearch.data.tokenizers import Tokenizer
 
@@ -25,7 +26,17 @@ def objective_of(config: RunConfig, tokenizer: Tokenizer) -> Objective | None:
     options = config.data.objective
     if options.kind == "masked":
         return Masked.of(options, tokenizer)
+    if options.kind == "span_corruption":
+        return SpanCorruption.of(options, tokenizer, config.source_length, config.sequence_length)
     return None
+
+
+def row_length(config: RunConfig) -> int:
+    """The number of tokens of a text from which an objective makes a row."""
+    options = config.data.objective
+    if options.kind == "span_corruption":
+        return raw_length(config.source_length, options.noise_density, options.mean_span)
+    return config.sequence_length
 
 
 def generators(seed: int, draws) -> list[np.random.Generator]:

@@ -5,6 +5,8 @@ A tokenizer's file may have them as special tokens. Otherwise they are added at 
 
 from typing import Any
 
+import numpy as np
+
 from xfresearch.data.tokenizers.base import Tokenizer
 
 MASKS = ("[MASK]", "<mask>")  # BERT's, and those of RoBERTa and BART
@@ -23,6 +25,15 @@ def added_ids(objective: Any, special_tokens: dict[str, int]) -> int:
 def mask_id(tokenizer: Tokenizer) -> int:
     """The id of the mask token: the tokenizer's own, or the one after its last id."""
     return next((tokenizer.special_tokens[name] for name in MASKS if name in tokenizer.special_tokens), tokenizer.vocab_size)
+
+
+def sentinels(objective: Any, tokenizer: Tokenizer) -> np.ndarray:
+    """The ids of the sentinels: the tokenizer's own <extra_id_0>, <extra_id_1>, ..., or those after its last id, of which
+    the last one is the first sentinel, as in T5."""
+    own: list[int] = []
+    while (name := SENTINEL.format(len(own))) in tokenizer.special_tokens:
+        own.append(tokenizer.special_tokens[name])
+    return np.array(own) if own else tokenizer.vocab_size + np.arange(objective.sentinels)[::-1]
 
 
 def special_ids(tokenizer: Tokenizer) -> tuple[int, ...]:
