@@ -35,10 +35,10 @@ def main(arguments: list[str]) -> None:
         models["stories260K"] = (lm, stories(lm))
     (HERE / "anatomy").mkdir(exist_ok=True)
     kept = HERE / "data" / "anatomy.json"
-    found = json.loads(kept.read_text()) if kept.exists() else {}
+    written = json.loads(kept.read_text()) if kept.exists() else {}
     for name, (lm, tokens_NL) in models.items():
-        found[name] = measured(name, lm, tokens_NL) | environment()
-        kept.write_text(json.dumps(found, indent=1) + "\n")
+        written[name] = measured(name, lm, tokens_NL) | environment()
+        kept.write_text(json.dumps(written, indent=1) + "\n")
 
 
 def stories(lm) -> np.ndarray:
@@ -52,18 +52,18 @@ def measured(name: str, lm, tokens_NL) -> dict:
     """{analysis: {seconds, about, summary}}, and the pictures in docs/anatomy/."""
     from xfresearch import analysis
 
-    found = {}
+    collected = {}
     for kind in ("memories", "lens"):
         began = time.perf_counter()
         data = None if tokens_NL is None else tokens_NL[: ROWS[kind]]
         result = getattr(analysis, kind)(lm, data, count=ROWS[kind])
         seconds = round(time.perf_counter() - began, 1)
-        found[kind] = {"seconds": seconds, "about": result.about, "summary": result.summary}
+        collected[kind] = {"seconds": seconds, "about": result.about, "summary": result.summary}
         if kind == "memories":
             draw_memories(lm, result, HERE / "anatomy" / f"{name}_memories.png")
         else:
             (HERE / "anatomy" / f"{name}_lens.svg").write_bytes(result.drawings()[0])
-    return found
+    return collected
 
 
 def draw_memories(lm, result, path: Path) -> None:

@@ -43,7 +43,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--runs", default="runs", metavar="DIR", help="directory of the runs (default: runs)")
     options = parser.parse_args(arguments)
     kept = HERE / "data" / "facts.json"
-    found = json.loads(kept.read_text()) if kept.exists() else {}
+    written = json.loads(kept.read_text()) if kept.exists() else {}
     workdirs = {name: Path(options.runs) / folder for name, folder in MODELS.items()}
     there = {name: path for name, path in workdirs.items() if (path / "checkpoints").exists()}
     if not there:
@@ -54,14 +54,14 @@ def main(arguments: list[str]) -> None:
 
     for name, path in there.items():
         lm = xf.load(path)
-        of_model = found.setdefault(name, about(lm, path))
+        of_model = written.setdefault(name, about(lm, path))
         for item, measure in measurements(lm, of_model, published=name == "dense"):
             began = time.perf_counter()
             value = measure()
             of_model[item] = {"seconds": round(time.perf_counter() - began, 1), **value, **environment()}
-            kept.write_text(json.dumps(found, indent=1) + "\n")
+            kept.write_text(json.dumps(written, indent=1) + "\n")
             if item == "trace":
-                draw(found, HERE / "questions")
+                draw(written, HERE / "questions")
 
 
 def about(lm, path: Path) -> dict:
@@ -155,9 +155,9 @@ class Edits(NamedTuple):
         if method == "rome" and "largest" in given:
             given["settings"] = DEFAULT._replace(largest=given.pop("largest"))
         report = editing.METHODS[method](self.lm, asked, **memory, **given, alone=alone)[1].as_dict()
-        found = {"method": method.replace("_", " ") + note, "alone": alone, "edits": len(asked)}
-        found |= {name: report[name] for name in ("settings", "metrics", "before", "after")}
-        return found | {"failures": len(report["failures"])}
+        collected = {"method": method.replace("_", " ") + note, "alone": alone, "edits": len(asked)}
+        collected |= {name: report[name] for name in ("settings", "metrics", "before", "after")}
+        return collected | {"failures": len(report["failures"])}
 
 
 def recall(lm) -> dict:

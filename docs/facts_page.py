@@ -12,19 +12,19 @@ SCORES |= {"neighbourhood": "neighbourhood, score", "said": "efficacy, generated
 FEWER = tuple(SCORES)[:4]
 
 
-def models(found: dict) -> str:
+def models(of_models: dict) -> str:
     rows = []
-    for name, of in found.items():
+    for name, of in of_models.items():
         summary = of["recall"]["summary"]
         recalled, held_out = (_with_half(summary[key]) for key in ("recalled", "recalled held out"))
         rows.append((name, f"{of['parameters'] / 1e6:.1f} M", of["updates"], f"{of['minutes']:.0f}", recalled, held_out))
     return _table(("model", "parameters", "updates", "minutes", "facts recalled", "by held-out paraphrases"), rows)
 
 
-def sites(found: dict) -> str:
+def sites(of_models: dict) -> str:
     """The best layer of the last token of the subject and of the last token of the prompt."""
     rows = []
-    for name, of in found.items():
+    for name, of in of_models.items():
         for value, x_NC in of.get("trace", {}).get("values", {}).items():
             x_NC = np.array(x_NC, float)
             cells = []
@@ -36,20 +36,20 @@ def sites(found: dict) -> str:
     return _table(titles, rows)
 
 
-def alone(found: dict) -> str:
+def alone(of_models: dict) -> str:
     """Metrics after one edit, with their intervals."""
     rows = [
         (name, item["method"], *_scores(item, SCORES), _rise(item), item["failures"])
-        for name, of in found.items()
+        for name, of in of_models.items()
         for item in _edits(of, alone=True)
     ]
     return _table(("model", "method", *SCORES, "bits per byte", "failures"), rows)
 
 
-def together(found: dict) -> str:
+def together(of_models: dict) -> str:
     """S, the other facts and the held-out text, by the number of edits."""
     rows = []
-    for name, of in found.items():
+    for name, of in of_models.items():
         for item in _edits(of, alone=False):
             others = f"{item['before']['others']:.3f} to {item['after']['others']:.3f}"
             rows.append((name, item["method"], item["edits"], *_scores(item, FEWER), others, _rise(item)))
@@ -62,14 +62,14 @@ def _edits(of_model: dict, alone: bool) -> list[dict]:
     return sorted(items, key=lambda item: (METHODS.index(item["method"]), -item["edits"]))
 
 
-def draw(found: dict, folder: Path) -> None:
+def draw(of_models: dict, folder: Path) -> None:
     """where_is_a_fact_trace.png: the effects of every model, as in figure 2 of Meng et al. 2022."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    traced = {name: of["trace"]["values"] for name, of in found.items() if "trace" in of}
+    traced = {name: of["trace"]["values"] for name, of in of_models.items() if "trace" in of}
     if not traced:
         return
     columns = max(map(len, traced.values()))

@@ -93,8 +93,9 @@ def _session(session: dict) -> str:
     return text + "".join(f"\n{note}\n" for note in session.get("notes", ()))
 
 
-def _versions(found: dict) -> str:
-    shown = [f"{name} {found['versions'][name]}" for name in ("jax", "cuda", "torch") if name in found["versions"]]
+def _versions(environment: dict) -> str:
+    versions = environment["versions"]
+    shown = [f"{name} {versions[name]}" for name in ("jax", "cuda", "torch") if name in versions]
     return ", ".join(shown)
 
 

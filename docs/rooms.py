@@ -18,20 +18,20 @@ mean something. Analyses and conversions have the options of `tests/contracts/ro
 
 def page() -> str:
     """The page: rooms, conversions, and the refusals."""
-    found = json.loads(FILE.read_text())
-    rows = {name: row.split() for name, row in found["rows"].items()}
-    conversions = [room for room in found["rooms"] if room.startswith("convert ")]
-    others = [room for room in found["rooms"] if room not in conversions]
+    written = json.loads(FILE.read_text())
+    rows = {name: row.split() for name, row in written["rows"].items()}
+    conversions = [room for room in written["rooms"] if room.startswith("convert ")]
+    others = [room for room in written["rooms"] if room not in conversions]
     parts = [HEAD]
     for title, rooms in (("Analyses, edits and others", others), ("Conversions", conversions)):
-        places = [found["rooms"].index(room) for room in rooms]
+        places = [written["rooms"].index(room) for room in rooms]
         parts.append(f"## {title}\n\n| variant |" + "".join(f" {room.removeprefix('convert ')} |" for room in rooms) + "\n")
         parts.append("|---" * (len(rooms) + 1) + "|\n")
         for name, numbers in rows.items():
             parts.append(f"| `{name}` |" + "".join(f" {_cell(numbers[place])} |" for place in places) + "\n")
         parts.append("\n")
     parts.append("## Refusals\n\n")
-    parts += [f"{number}. {_escaped(text)}\n" for number, text in enumerate(found["refusals"], 1)]
+    parts += [f"{number}. {_escaped(text)}\n" for number, text in enumerate(written["refusals"], 1)]
     return "".join(parts)
 
 

@@ -22,11 +22,11 @@ def tables(rows: dict[str, dict]) -> str:
     rows = dict(sorted(rows.items(), key=lambda item: names.index(item[0]) if item[0] in names else len(names)))
     parts = [f"{done} of {len(names)} named plans are compiled; `make plans` compiles the rest.\n"]
     for group, title in TITLES.items():
-        found = [row for row in rows.values() if row["group"] == group]
+        listed = [row for row in rows.values() if row["group"] == group]
         if group == EVERY:
-            parts.append(f"### {title}\n\n{about(found)} [The table](data/tables/plans.md) has {len(found)} rows.\n")
-        elif found:
-            parts.append(f"### {title}\n\n{about(found)}\n\n{GROUPS.get(group, plans)(found)}")
+            parts.append(f"### {title}\n\n{about(listed)} [The table](data/tables/plans.md) has {len(listed)} rows.\n")
+        elif listed:
+            parts.append(f"### {title}\n\n{about(listed)}\n\n{GROUPS.get(group, plans)(listed)}")
     return "\n".join(parts)
 
 
@@ -34,12 +34,12 @@ def about(rows: list[dict]) -> str:
     """One sentence: dates, commits and versions of the plans."""
 
     def all_of(*path: str) -> str:
-        found = []
+        collected = []
         for row in rows:
             for name in path:
                 row = row.get(name, "?")
-            found.append(str(row))
-        return ", ".join(sorted(set(found)))
+            collected.append(str(row))
+        return ", ".join(sorted(set(collected)))
 
     commits = ", ".join(sorted({row["commit"][:12] for row in rows}))
     compiler = f"jax {all_of('versions', 'jax')}, libtpu {all_of('versions', 'libtpu')}"

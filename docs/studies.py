@@ -94,9 +94,9 @@ def measured(page: str, before: str) -> str:
 
     `before` is the text above them: a picture that it shows is not shown twice.
     """
-    found = [name for name in ANSWERS[page] if name in pictures()]
-    parts = [_measured(name, f"({name}.svg)" not in before) for name in found]
-    return "\n".join([*parts, _rerun(found)]) if found else "The study has not ended yet.\n"
+    listed = [name for name in ANSWERS[page] if name in pictures()]
+    parts = [_measured(name, f"({name}.svg)" not in before) for name in listed]
+    return "\n".join([*parts, _rerun(listed)]) if listed else "The study has not ended yet.\n"
 
 
 def picture(name: str) -> str:
@@ -114,10 +114,10 @@ def answers() -> str:
     groups = {}
     for words, (name, arm, size) in HEADLINES.items():
         outcome = _results(name)
-        found = outcome["sizes"][size]["arms"][arm] if size else outcome["ladder"][arm]
-        difference = found["difference"]
+        actual = outcome["sizes"][size]["arms"][arm] if size else outcome["ladder"][arm]
+        difference = actual["difference"]
         label = f"{words} vs. {BASELINES[outcome['study']['baseline']]}"
-        groups[label] = [Interval("", difference["mean"], difference["low"], difference["high"], found["verdict"])]
+        groups[label] = [Interval("", difference["mean"], difference["low"], difference["high"], actual["verdict"])]
     return _coloured(intervals(f"Fourteen changes: {HEADLINE_AXIS}", groups, common.MARGIN, HEADLINE_AXIS, left=350))
 
 
@@ -152,8 +152,8 @@ def _differences(outcome: dict) -> str:
     rows = []
     for arm in study["arms"]:
         if arm != study["baseline"]:
-            found = [arms.get(arm, {}) for arms in columns.values()]
-            rows.append((f"`{arm}`", found[0].get("verdict", "no verdict"), *map(_with_interval, found)))
+            listed = [arms.get(arm, {}) for arms in columns.values()]
+            rows.append((f"`{arm}`", listed[0].get("verdict", "no verdict"), *map(_with_interval, listed)))
     first = next(iter(columns))
     unit = f"{UNITS[study['metric']]}, minus those of `{study['baseline']}`, with 95 % intervals: less is better."
     return f"{unit.capitalize()}\n\n{in_markdown(('arm', f'verdict, {first}', *columns), rows)}"
@@ -183,14 +183,14 @@ From nothing that is {runs} runs, less what studies share; they took {hours:.1f}
 
 def shared() -> str:
     """A table of the arms that have the same runs in several studies."""
-    found = {}  # (values, parameters): names of arms, with their size
+    collected = {}  # (values, parameters): names of arms, with their size
     for name in STUDIES:
         for size, here in _results(name)["sizes"].items():
             for arm, each in here["arms"].items():
                 key = (tuple(each["values"]), each["parameters"])
-                found.setdefault(key, {}).setdefault(f"{name}: {arm}", size)
+                collected.setdefault(key, {}).setdefault(f"{name}: {arm}", size)
     sizes = {}  # names of arms: sizes at which they have the same runs
-    for arms in found.values():
+    for arms in collected.values():
         if len(arms) > 1:
             sizes.setdefault(tuple(arms), []).append(", ".join(dict.fromkeys(arms.values())))
     rows = [[" and ".join(of), "; ".join(arms)] for arms, of in sorted(sizes.items(), key=lambda each: -len(each[0]))]
@@ -209,13 +209,13 @@ def machines() -> str:
             value = result["evaluation"].get("bits_per_byte")
             if value is not None:
                 trained.setdefault(fingerprint, {}).setdefault(_processor(result["made"]["machine"]), (name, value))
-    found = {}
+    collected = {}
     for each in trained.values():
         for first, second in combinations(sorted(each), 2):
             (name, before), (_, after) = each[first], each[second]
-            found.setdefault((name, first, second), []).append(after - before)
+            collected.setdefault((name, first, second), []).append(after - before)
     rows = []
-    for key, differences in sorted(found.items()):
+    for key, differences in sorted(collected.items()):
         sizes = [abs(each) for each in differences]
         figures = (f"{mean(differences):+.4f}", f"{median(sizes):.4f}", f"{max(sizes):.4f}")
         rows.append([*key, len(differences), *figures])
@@ -225,14 +225,14 @@ def machines() -> str:
 
 def pairs() -> str:
     """How much paired differences vary, and what pairing is worth, over the studies of text that have ended."""
-    sizes = [size for name in pictures() if (found := _results(name))["study"]["metric"] == "bits_per_byte"
-             for size in found["sizes"].values()]  # fmt: skip
+    sizes = [size for name in pictures() if (result := _results(name))["study"]["metric"] == "bits_per_byte"
+             for size in result["sizes"].values()]  # fmt: skip
     arms = [arm["difference"] for size in sizes for arm in size["arms"].values() if "difference" in arm]
-    found = {json.dumps(each): each for each in arms}.values()  # studies may share runs
+    result = {json.dumps(each): each for each in arms}.values()  # studies may share runs
     rows = []
     for name, title in (("deviation", "deviation of differences, bits per byte"), ("correlation", "correlation of pairs")):
-        tenths = quantiles([each[name] for each in found], n=10)
-        rows.append([title, len(found), *(f"{tenths[at]:.3f}" for at in (0, 4, 8))])
+        tenths = quantiles([each[name] for each in result], n=10)
+        rows.append([title, len(result), *(f"{tenths[at]:.3f}" for at in (0, 4, 8))])
     return in_markdown(["of arms at a size", "number", "10 % are below", "median", "10 % are above"], rows) + "\n"
 
 
@@ -245,12 +245,12 @@ def _shazeer(outcome: dict) -> str:
     """The rank correlation of our means with his, by size, over the arms that have one."""
     from scipy import stats
 
-    found = []
+    collected = []
     for size, here in outcome["sizes"].items():
         ours = [math.nan if here["arms"][name]["mean"] is None else here["arms"][name]["mean"] for name in SHAZEER]
         test = stats.spearmanr(ours, list(SHAZEER.values()), nan_policy="omit")
-        found.append(f"{test.statistic:.2f} (p = {test.pvalue:.2g}) at {size}")
-    return f"Rank correlation with the order of Shazeer's eight activations: {', '.join(found)}."
+        collected.append(f"{test.statistic:.2f} (p = {test.pvalue:.2g}) at {size}")
+    return f"Rank correlation with the order of Shazeer's eight activations: {', '.join(collected)}."
 
 
 def main(arguments: list[str]) -> None:

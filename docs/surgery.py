@@ -64,16 +64,16 @@ def cases() -> dict[str, Callable]:
     def fixed(name: str, **options) -> Callable:
         return lambda lm: (name, options)
 
-    found = {name: fixed(name) for name in CONVERSIONS if name != "widen"}  # it has no default
+    by_name = {name: fixed(name) for name in CONVERSIONS if name != "widen"}  # it has no default
     for name, option, value in (
         ("absorb_value_output", "gauge", "balanced"),
         ("fold_norm,centre", "width", "less_one"),
         ("feed_forward_to_memory", "form", "softmax"),
     ):
-        found[f"{name} --{option} {value}"] = fixed(name, **{option: value})
+        by_name[f"{name} --{option} {value}"] = fixed(name, **{option: value})
     for option in ("heads", "hidden", "slots"):
-        found[f"widen --{option}"] = lambda lm, option=option: ("widen", {option: 2 * sizes(lm)[option] or 1})
-    return dict(sorted(found.items()))
+        by_name[f"widen --{option}"] = lambda lm, option=option: ("widen", {option: 2 * sizes(lm)[option] or 1})
+    return dict(sorted(by_name.items()))
 
 
 def sizes(lm) -> dict[str, int]:
@@ -88,15 +88,15 @@ def outcome(lm, name: str, options: dict) -> dict:
     from xfresearch import surgery
 
     try:
-        _, found = surgery.convert(lm, surgery.chain(name, options=options))
+        _, result = surgery.convert(lm, surgery.chain(name, options=options))
     except surgery.Refused as refused:
         return {"refused": str(refused).removeprefix(f"{name}: ")}
     return {
-        "relative": found.relative,
-        "control": min(found.controls.values()),
-        "gradient": found.gradient,
-        "approximate": found.approximate,
-        "condition": max(found.figures.values(), default=None),
+        "relative": result.relative,
+        "control": min(result.controls.values()),
+        "gradient": result.gradient,
+        "approximate": result.approximate,
+        "condition": max(result.figures.values(), default=None),
     }
 
 
@@ -147,13 +147,13 @@ def billion(output: str) -> None:
     memory = [resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024]
     begin = time.perf_counter()
     new, certificate = surgery.merge_query_key(lm)
-    found = {
+    collected = {
         "seconds": time.perf_counter() - begin,
         "parameters": [costs(each.config, 128).parameters for each in (lm, new)],
         "bytes": [sum(leaf.nbytes for leaf in jax.tree.leaves(each.params)) for each in (lm, new)],
         "peak_bytes": [*memory, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024],
     }
-    write_json(output, found | {"certificate": certificate.as_dict()} | environment())
+    write_json(output, collected | {"certificate": certificate.as_dict()} | environment())
     print(certificate)
 
 
@@ -222,13 +222,13 @@ def table(rows: dict) -> str:
     """The outcomes in Markdown: for each conversion, the configs with the same verdict in one row."""
     text = ""
     for name in cases():
-        found: dict[str, dict] = {}
+        collected: dict[str, dict] = {}
         for config, row in rows.items():
             outcome = row["outcomes"][name]
             short = config.split("/")[1].removesuffix(".py:tiny")
-            found.setdefault(_verdict(outcome), {})[short] = outcome
-        names = {verdict: ", ".join(f"`{each}`" for each in of) for verdict, of in found.items()}
-        lines = "".join(f"| {names[verdict]} | {_cell(verdict, of)} |\n" for verdict, of in found.items())
+            collected.setdefault(_verdict(outcome), {})[short] = outcome
+        names = {verdict: ", ".join(f"`{each}`" for each in of) for verdict, of in collected.items()}
+        lines = "".join(f"| {names[verdict]} | {_cell(verdict, of)} |\n" for verdict, of in collected.items())
         text += f"### {name}\n\n| configs | outcome |\n|---|---|\n{lines}\n"
     return text.rstrip() + "\n"
 

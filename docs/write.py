@@ -171,12 +171,12 @@ def _row(name: str) -> str:
 
 def _distinct(rows: dict, *path: str) -> str:
     """The value of all rows at `path`, or several values with commas where rows differ."""
-    found = []
+    collected = []
     for row in rows.values():
         for name in path:
             row = row[name]
-        found.append(str(row)[:12] if path == ("commit",) else str(row))
-    return ", ".join(sorted(set(found)))
+        collected.append(str(row)[:12] if path == ("commit",) else str(row))
+    return ", ".join(sorted(set(collected)))
 
 
 def _description_and_source(file: Path) -> tuple[str, str]:
@@ -198,8 +198,9 @@ def every_plan() -> str:
     """docs/data/tables/plans.md: every named config on three machines."""
     from docs.scale import EVERY, TITLES, about, plans
 
-    found = [row for row in json.loads((HERE / "data" / "scale.json").read_text())["rows"].values() if row["group"] == EVERY]
-    return f"# {TITLES[EVERY]}\n\n{about(found)} What the columns mean: [named plans](../../scale.md).\n\n{plans(found)}"
+    rows = json.loads((HERE / "data" / "scale.json").read_text())["rows"]
+    listed = [row for row in rows.values() if row["group"] == EVERY]
+    return f"# {TITLES[EVERY]}\n\n{about(listed)} What the columns mean: [named plans](../../scale.md).\n\n{plans(listed)}"
 
 
 def surgery() -> str:
@@ -229,34 +230,34 @@ def outcomes() -> str:
 
 def _cost_of_a_billion() -> str:
     """The section about a large model, of docs/data/surgery_billion.json."""
-    found = json.loads((HERE / "data" / "surgery_billion.json").read_text())
-    first, last = (f"{count / 1e9:.2f} B" for count in found["parameters"])
-    before, after = (f"{size / 1e9:.1f} GB" for size in found["bytes"])
-    loaded, peak = (f"{size / 1e9:.1f} GB" for size in found["peak_bytes"])
+    written = json.loads((HERE / "data" / "surgery_billion.json").read_text())
+    first, last = (f"{count / 1e9:.2f} B" for count in written["parameters"])
+    before, after = (f"{size / 1e9:.1f} GB" for size in written["bytes"])
+    loaded, peak = (f"{size / 1e9:.1f} GB" for size in written["peak_bytes"])
     text = (
-        f"`python -m docs.surgery --billion` {_where(found)}: `merge_query_key` on a GPT-2 with {first} parameters "
-        f"({before}) makes one with {last} ({after}), with its certificate, in {found['seconds'] / 60:.1f} minutes. The "
+        f"`python -m docs.surgery --billion` {_where(written)}: `merge_query_key` on a GPT-2 with {first} parameters "
+        f"({before}) makes one with {last} ({after}), with its certificate, in {written['seconds'] / 60:.1f} minutes. The "
         f"peak of memory was {loaded} until the model was loaded, and {peak} in all. Layers are converted and compared one "
         "at a time, and the result is held beside the original. The logits differ by "
-        f"{found['certificate']['relative']:.0e} relative in float64."
+        f"{written['certificate']['relative']:.0e} relative in float64."
     )
     return f"## A billion parameters\n\n{textwrap.fill(text, 125)}\n"
 
 
 def _decoding() -> str:
     """What conversions do to decoding, of docs/data/surgery_decode.json."""
-    found = json.loads((HERE / "data" / "surgery_decode.json").read_text())
+    written = json.loads((HERE / "data" / "surgery_decode.json").read_text())
     text = "| model | conversion | tokens/s | ratio | parameters | cache bytes per token |\n|---|---|---|---|---|---|\n"
-    for model, rows in found["models"].items():
+    for model, rows in written["models"].items():
         for row in rows:
             name = "-" if row["model"] == "before" else f"`{row['model']}`"
             text += f"| {model} | {name} | {row['tokens/s']:.1f} | {row['ratio']:.2f} | {row['parameters']:,} "
             text += f"| {row['cache bytes per token']:,} |\n"
-    return f"{DECODING_TITLE}`python -m docs.surgery --decode` {_where(found)}.\n\n{text}"
+    return f"{DECODING_TITLE}`python -m docs.surgery --decode` {_where(written)}.\n\n{text}"
 
 
-def _where(found: dict) -> str:
-    return f"on {found['date']} at commit {found['commit'][:12]} on {found['machine']['cpu']}"
+def _where(environment: dict) -> str:
+    return f"on {environment['date']} at commit {environment['commit'][:12]} on {environment['machine']['cpu']}"
 
 
 def _conversion(conversion) -> str:
@@ -289,15 +290,15 @@ def applies() -> str:
 
 def _memories_and_lens() -> str:
     """The pictures and figures of docs.anatomy."""
-    found = json.loads((HERE / "data" / "anatomy.json").read_text())
+    written = json.loads((HERE / "data" / "anatomy.json").read_text())
     text = ""
-    for name, row in found.items():
+    for name, row in written.items():
         seconds = " and ".join(f"{row[kind]['seconds']:.0f} s" for kind in ("memories", "lens"))
         about = f"{name}: {row['memories']['about']}. Lens and loss are of {row['lens']['about'].rpartition('; ')[2]}."
         about += f" Memories and lens took {seconds}, {_where(row)} (`python -m docs.anatomy`)."
         text += textwrap.fill(about, 125) + f"\n\n![Memories of {name}](anatomy/{name}_memories.png)\n\n"
         text += f"![Most likely next token after each layer of {name}](anatomy/{name}_lens.svg)\n\n"
-    columns = {name: row["memories"]["summary"] | row["lens"]["summary"] for name, row in found.items()}
+    columns = {name: row["memories"]["summary"] | row["lens"]["summary"] for name, row in written.items()}
     lines = [f"| figure | {' | '.join(columns)} |\n", "|---" * (len(columns) + 1) + "|\n"]
     for label, figure in FIGURES.items():
         lines.append(f"| {label} | " + " | ".join(_figure(values, figure) for values in columns.values()) + " |\n")
@@ -317,9 +318,9 @@ def where_is_a_fact() -> str:
     """docs/questions/where_is_a_fact.md with the models and the trace of docs/data/facts.json."""
     from docs.facts_page import models, sites
 
-    found, about = _facts()
+    result, about = _facts()
     text = _before("questions/where_is_a_fact.md", studies.MEASURED)
-    tables = f"### The models\n\n{models(found)}\n### The trace\n\n{sites(found)}"
+    tables = f"### The models\n\n{models(result)}\n### The trace\n\n{sites(result)}"
     return f"{text}{studies.MEASURED}{about}. [Scores of every edit](../data/tables/edits.md).\n\n{tables}"
 
 
@@ -327,21 +328,21 @@ def edits() -> str:
     """docs/data/tables/edits.md: scores of the edits of docs/data/facts.json."""
     from docs.facts_page import alone, together
 
-    found, about = _facts()
+    result, about = _facts()
     about += (
         ". Scores are in percent, with 95 % bootstrap intervals: S is the harmonic mean of efficacy, paraphrase and\n"
         "neighbourhood ([metrics](../../editing.md#what-is-measured)), and `said` is the share of requests after whose\n"
         "prompt the model generates the new object. [What they mean](../../questions/where_is_a_fact.md)."
     )
-    tables = f"## One edit at a time\n\n{alone(found)}\n## Many edits in one model\n\n{together(found)}"
+    tables = f"## One edit at a time\n\n{alone(result)}\n## Many edits in one model\n\n{together(result)}"
     return f"# Edits of three models that know facts\n\n{about}\n\n{tables}"
 
 
 def _facts() -> tuple[dict, str]:
     """What docs/facts.py measured, and how."""
-    found = json.loads((HERE / "data" / "facts.json").read_text())
-    last = [item for of in found.values() for item in of.values() if isinstance(item, dict)][-1]
-    return found, f"`python -m docs.facts`, the last row {_where(last)}"
+    written = json.loads((HERE / "data" / "facts.json").read_text())
+    last = [item for of in written.values() for item in of.values() if isinstance(item, dict)][-1]
+    return written, f"`python -m docs.facts`, the last row {_where(last)}"
 
 
 def layout_drawing(layout: str) -> str:
