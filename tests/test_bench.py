@@ -7,7 +7,7 @@ import pytest
 
 from tests.tiny_runs import make_run
 from xfresearch import bench
-from xfresearch.benchmarks import arrays, equal_flops, flags, operations, rates, save
+from xfresearch.benchmarks import device_rates, equal_flops, flags, operations, save, side_by_side
 from xfresearch.data import pipeline
 from xfresearch.run.closed_form import costs
 from xfresearch.runtime.errors import UserError
@@ -37,7 +37,7 @@ def test_errors_name_the_flag(words, message):
 
 
 def test_implementations_that_support_the_call_are_compared(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(arrays, "FLOOR_SIZE", 64)
+    monkeypatch.setattr(side_by_side, "FLOOR_SIZE", 64)
     sizes = ["--batch", "1", "--length", "16", "--heads", "2", "--kv-heads", "1", "--memory", "3", "--rounds", "1"]
     bench.main(["attention", *sizes, "--json", str(tmp_path / "figures.json")])
     rows = json.loads((tmp_path / "figures.json").read_text())["rows"]
@@ -69,8 +69,8 @@ SMALL = ("--config.model.width=32", "--config.model.depth=1", "--config.batch_si
 
 def test_updates_of_configs_are_compared(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(operations, "UPDATES", 2)
-    monkeypatch.setattr(rates, "ROWS", {"cpu": 64})
-    monkeypatch.setattr(rates, "BYTES", 2**16)
+    monkeypatch.setattr(device_rates, "ROWS", {"cpu": 64})
+    monkeypatch.setattr(device_rates, "BYTES", 2**16)
     monkeypatch.setattr(pipeline, "Batches", None)  # random tokens: a corpus would be downloaded
     configs = ["configs/gpt2.py:5m", "configs/llama.py:tiny"]
     more = ("--rounds", "3", "--together", "3", "--profile", "--json", str(tmp_path / "figures.json"))

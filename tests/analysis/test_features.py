@@ -9,8 +9,8 @@ from safetensors.numpy import load
 
 from tests.tiny_runs import tiny_model
 from xfresearch import UserError, analysis
-from xfresearch.analysis.activations import Shuffled, activations, width_of
 from xfresearch.analysis.features import value_tokens
+from xfresearch.analysis.tap_vectors import Shuffled, activations, width_of
 
 rng = np.random.default_rng(0)
 TOKENS_NL, TRAINING_NL = rng.integers(257, size=(11, 16)), rng.integers(257, size=(16, 64))

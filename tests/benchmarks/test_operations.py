@@ -2,8 +2,8 @@
 
 import pytest
 
+from xfresearch.benchmarks.device_rates import Rates
 from xfresearch.benchmarks.operations import device_times, floors_by_operation, kinds_of_instructions, own_times
-from xfresearch.benchmarks.rates import Rates
 
 
 def test_an_operation_has_the_time_that_it_does_not_spend_in_others():

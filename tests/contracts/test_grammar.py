@@ -27,7 +27,7 @@ from xfresearch.run.closed_form import costs
 from xfresearch.run.config import Config
 from xfresearch.run.resolving import resolve
 from xfresearch.runtime.errors import UserError
-from xfresearch.training.hyper import hyper_of
+from xfresearch.training.hyperparameters import hyper_of
 from xfresearch.training.program import Program
 
 LENGTH, BATCH, VOCAB = 8, 2, 257

@@ -9,10 +9,10 @@ import pytest
 import xfresearch as xf
 from tests.contracts.variants import NAMED, choices, model, needed, random_params, tokens_for
 from tests.daily import daily
-from xfresearch.interop.config import write_config
+from xfresearch.interop.config_json import write_config
+from xfresearch.interop.differences import differences
 from xfresearch.interop.exporting import choose
 from xfresearch.interop.family import Unsupported
-from xfresearch.interop.matching import differences
 from xfresearch.loading.language_model import LanguageModel
 from xfresearch.models.model_config import ModelConfig
 from xfresearch.run.config import Config

@@ -4,10 +4,10 @@ import pytest
 
 import xfresearch as xf
 from tests.interop.published_2025 import PUBLISHED
-from xfresearch.interop.config import read_model, write_config
+from xfresearch.interop.config_json import read_model, write_config
+from xfresearch.interop.differences import differences
 from xfresearch.interop.exporting import choose
 from xfresearch.interop.families import FAMILIES, get_family
-from xfresearch.interop.matching import differences
 
 CASES = [pytest.param(*case, id=name) for name, case in PUBLISHED.items()]
 

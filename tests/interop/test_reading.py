@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from tests.interop import published as hub
-from xfresearch.interop.config import read_model, value_at
+from xfresearch.interop.config_json import read_model, value_at
 from xfresearch.interop.families import get_family
 from xfresearch.interop.family import Unsupported
 

@@ -15,7 +15,7 @@ from tests.interop.record import CONTINUATION, MODELS, PROMPT, RATE, RECORDED, S
 from tests.tolerances import TOLERANCE, relative_error
 from xfresearch.config.options import OptimizerConfig
 from xfresearch.runtime.trees import path_name
-from xfresearch.training.hyper import hyper_of
+from xfresearch.training.hyperparameters import hyper_of
 from xfresearch.training.program import Program
 
 

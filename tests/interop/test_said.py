@@ -10,7 +10,7 @@ from tests.interop.edits import UP, WEIGHTS, edit_config, edit_tensors
 from tests.interop.published import LLAMA_2, MIXTRAL, OLMOE, PYTHIA
 from tests.interop.published_2025 import GEMMA_3, OLMO_3
 from xfresearch import convert
-from xfresearch.interop.config import read_model
+from xfresearch.interop.config_json import read_model
 from xfresearch.interop.families import FAMILIES, family_of
 from xfresearch.interop.family import Unsupported
 from xfresearch.interop.folder import INDEX

@@ -24,7 +24,7 @@ from xfresearch.planning.formula import abstract_mesh
 from xfresearch.run.resolving import with_vocabulary
 from xfresearch.sharding.mesh import AXES
 from xfresearch.training import outline
-from xfresearch.training.hyper import hyper_of
+from xfresearch.training.hyperparameters import hyper_of
 from xfresearch.training.kernel_choices import choices, kernel_choices
 from xfresearch.training.program import Program, batch_shapes
 

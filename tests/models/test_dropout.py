@@ -11,7 +11,7 @@ from tests.contracts.passes import capture, forward
 from tests.contracts.variants import VARIANTS, change, model, random_params, tokens_for
 from tests.training.test_step import make_batch, make_config
 from xfresearch.models.context import Context
-from xfresearch.training.hyper import hyper_of
+from xfresearch.training.hyperparameters import hyper_of
 from xfresearch.training.program import Program
 
 SITES = ["dropout", "blocks.main.dropout", "blocks.main.attention.dropout"]

@@ -23,7 +23,7 @@ from xfresearch.run.files import parse
 from xfresearch.runtime.errors import UserError
 from xfresearch.sharding.mesh import make_mesh
 from xfresearch.sharding.partition import batch_sharding, state_shardings
-from xfresearch.training.hyper import hyper_of
+from xfresearch.training.hyperparameters import hyper_of
 from xfresearch.training.program import Program
 
 DEVICES = 8

@@ -5,7 +5,7 @@ import optax
 
 from xfresearch.config.options import OptimizerConfig
 from xfresearch.run.config import Config
-from xfresearch.training.hyper import hyper_of
+from xfresearch.training.hyperparameters import hyper_of
 from xfresearch.training.optimizer import trainable, update_rule
 from xfresearch.training.step import make_gradients, totals_of
 

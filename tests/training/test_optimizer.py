@@ -14,7 +14,7 @@ from xfresearch.run.config import Config
 from xfresearch.run.resolving import resolve
 from xfresearch.runtime.errors import UserError
 from xfresearch.sharding.letters import Axes
-from xfresearch.training.hyper import hyper_of, learning_rate
+from xfresearch.training.hyperparameters import hyper_of, learning_rate
 from xfresearch.training.optimizer import SCALINGS
 
 CONFIG = OptimizerConfig(learning_rate=1.0, warmup=10, final_fraction=0.1, decay_fraction=0.2)

@@ -11,7 +11,7 @@ from jax.sharding import AbstractMesh
 from tests.tolerances import TOLERANCE, relative_error
 from tests.training.test_step import make_batch, make_config
 from xfresearch.sharding.mesh import make_mesh
-from xfresearch.training.hyper import OF_OPTIMIZER, hyper_of, without_hyper
+from xfresearch.training.hyperparameters import OF_OPTIMIZER, hyper_of, without_hyper
 from xfresearch.training.program import Program, _quick_compilation, shared_program
 
 LENGTHS = [8] * 8

@@ -25,7 +25,7 @@ from xfresearch.models.feed_forwards.moe import below_mean
 from xfresearch.models.transformer import bind
 from xfresearch.sharding.letters import Axes
 from xfresearch.sharding.partition import batch_sharding, state_shardings
-from xfresearch.training.hyper import hyper_of, without_hyper
+from xfresearch.training.hyperparameters import hyper_of, without_hyper
 from xfresearch.training.optimizer import SCALINGS
 from xfresearch.training.program import Program
 

@@ -17,7 +17,7 @@ from xfresearch.config.options import DataConfig, LogConfig, OptimizerConfig, Tr
 from xfresearch.models.model_config import ModelConfig
 from xfresearch.run.config import Config
 from xfresearch.run.resolving import resolve
-from xfresearch.training.hyper import hyper_of
+from xfresearch.training.hyperparameters import hyper_of
 from xfresearch.training.program import Program
 from xfresearch.training.step import init_params
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from xfresearch.analysis.texts import shown
+from xfresearch.analysis.token_text import shown
 from xfresearch.pages.html import page
 
 KEYS = 2000

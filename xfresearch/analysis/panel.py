@@ -15,9 +15,9 @@ from xfresearch.analysis.attention import SITES as OF_ATTENTION
 from xfresearch.analysis.attention import repetition, statistics
 from xfresearch.analysis.lens import applies as has_lens
 from xfresearch.analysis.lens import by_depth
+from xfresearch.analysis.measuring import of_sublayers, wide
 from xfresearch.analysis.routing import SITES as OF_ROUTING
 from xfresearch.analysis.routing import choices
-from xfresearch.analysis.running import of_sublayers, wide
 from xfresearch.models import layers
 from xfresearch.models.inputs import forward, tap_shapes
 from xfresearch.models.model_config import ModelConfig

@@ -20,9 +20,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from xfresearch.analysis.applies import only_if
+from xfresearch.analysis.measuring import about
 from xfresearch.analysis.result import HeatMap, Result, Table
-from xfresearch.analysis.running import about
-from xfresearch.analysis.texts import shown
+from xfresearch.analysis.token_text import shown
 from xfresearch.models import layers
 from xfresearch.models.inputs import forward, matching, tap_shapes
 from xfresearch.models.model_config import ModelConfig

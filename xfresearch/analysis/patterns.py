@@ -13,7 +13,7 @@ import re
 
 import numpy as np
 
-from xfresearch.analysis.texts import plain
+from xfresearch.analysis.token_text import plain
 
 REPEATED = 3  # triggers of a key make a pattern, as in the paper
 WORDS = 500  # keys whose words are compared: words need the tokenizer

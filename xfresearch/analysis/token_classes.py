@@ -10,7 +10,7 @@ import unicodedata
 
 import numpy as np
 
-from xfresearch.analysis.texts import plain
+from xfresearch.analysis.token_text import plain
 
 CLASSES = ("word", "letters", "digits", "punctuation", "space", "special", "other")
 

@@ -34,7 +34,7 @@ import numpy as np
 from xfresearch.analysis.applies import only_if
 from xfresearch.analysis.prompts import Prompt, padded, prompt_of
 from xfresearch.analysis.result import HeatMap, Result, Table
-from xfresearch.analysis.texts import shown
+from xfresearch.analysis.token_text import shown
 from xfresearch.analysis.tracing import Effects, effects, normal
 from xfresearch.data.records import Record, read_record
 from xfresearch.data.records import records as read

@@ -2,13 +2,13 @@
 
 from functools import partial
 
-from xfresearch.benchmarks import arrays
+from xfresearch.benchmarks import side_by_side
 
 SIZES = {"batch": 16, "length": 256, "heads": 4, "kv-heads": 4, "head-size": 64, "memory": 0}
 
 
 def add_flags(parser) -> None:
-    arrays.add_flags(parser, SIZES)
+    side_by_side.add_flags(parser, SIZES)
 
 
 def prepare(a, draw):
@@ -36,4 +36,4 @@ def prepare(a, draw):
     )
 
 
-run = partial(arrays.run, prepare=prepare)
+run = partial(side_by_side.run, prepare=prepare)

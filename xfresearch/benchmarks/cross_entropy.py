@@ -3,7 +3,7 @@
 from argparse import ArgumentTypeError
 from functools import partial
 
-from xfresearch.benchmarks import arrays
+from xfresearch.benchmarks import side_by_side
 from xfresearch.evaluation.held_out import at_least
 from xfresearch.runtime.errors import UserError
 
@@ -11,7 +11,7 @@ SIZES = {"tokens": 4096, "width": 256, "vocab": 8192}
 
 
 def add_flags(parser) -> None:
-    arrays.add_flags(parser, SIZES)
+    side_by_side.add_flags(parser, SIZES)
     tiles = "the tile sizes to compare, in tokens"
     parser.add_argument("--rows", default="512,1024,4096", metavar="N,N,...", help=tiles)
 
@@ -46,4 +46,4 @@ def _tiles(words: str) -> list[int]:
         raise UserError(f"--rows={words} is not allowed: it must be {allowed}") from None
 
 
-run = partial(arrays.run, prepare=prepare)
+run = partial(side_by_side.run, prepare=prepare)

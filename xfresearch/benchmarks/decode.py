@@ -153,7 +153,7 @@ def row(name: str, lm, seconds: dict, a) -> dict:
     import jax.numpy as jnp
     import numpy as np
 
-    from xfresearch.benchmarks.rates import read_rate
+    from xfresearch.benchmarks.device_rates import read_rate
     from xfresearch.run.closed_form import costs
 
     counted = costs(lm.config, a.prompt + a.tokens)

@@ -3,13 +3,13 @@ the same rows."""
 
 from functools import partial
 
-from xfresearch.benchmarks import arrays
+from xfresearch.benchmarks import side_by_side
 
 SIZES = {"tokens": 8192, "width": 256, "hidden": 512, "experts": 8}
 
 
 def add_flags(parser) -> None:
-    arrays.add_flags(parser, SIZES)
+    side_by_side.add_flags(parser, SIZES)
 
 
 def prepare(a, draw):
@@ -32,4 +32,4 @@ def prepare(a, draw):
     return functions, (draw(a.tokens, a.width), draw(a.experts, a.width, a.hidden)), 2 * a.tokens * a.width * a.hidden
 
 
-run = partial(arrays.run, prepare=prepare)
+run = partial(side_by_side.run, prepare=prepare)

@@ -49,7 +49,7 @@ def write_random(folder: Path, config: dict, dtype: str, shard_bytes: int = 5 * 
     import numpy as np
 
     from xfresearch.interop import folder as folders
-    from xfresearch.interop.config import read_model
+    from xfresearch.interop.config_json import read_model
     from xfresearch.interop.families import get_family
     from xfresearch.interop.mapping import mappings
     from xfresearch.interop.tensor_files import PendingTensor

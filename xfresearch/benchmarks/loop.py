@@ -73,7 +73,7 @@ def _seconds_bare(config, tokenizer) -> float:
     from xfresearch.sharding.mesh import make_mesh
     from xfresearch.sharding.placing import batch_placer
     from xfresearch.training import loop
-    from xfresearch.training.hyper import hyper_of
+    from xfresearch.training.hyperparameters import hyper_of
     from xfresearch.training.program import shared_program
 
     loop.setup_jax(config)

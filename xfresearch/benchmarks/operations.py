@@ -24,7 +24,7 @@ Event = tuple[str, float, float]  # name, beginning and duration in nanoseconds
 def report(timer: Timer, dtype: str) -> list[dict]:
     """Prints and returns the operations of an update, the longest first: seconds, seconds of the floor, and how often one
     is the other (None if nothing is known of its work)."""
-    from xfresearch.benchmarks.rates import rates
+    from xfresearch.benchmarks.device_rates import rates
     from xfresearch.runtime.tables import table, to_columns
 
     seconds, (floors, known) = by_operation(timer), floors_by_operation(timer.compiled_text(), rates(dtype))

@@ -13,7 +13,7 @@ from xfresearch.models.model_config import with_dtype
 from xfresearch.run.config import Config
 from xfresearch.runtime.errors import UserError, require
 from xfresearch.sharding.mesh import make_mesh
-from xfresearch.training.hyper import hyper_of, learning_rate
+from xfresearch.training.hyperparameters import hyper_of, learning_rate
 from xfresearch.training.program import shared_program
 from xfresearch.training.timing import random_batch
 

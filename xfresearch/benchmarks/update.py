@@ -56,14 +56,14 @@ def run(a) -> None:
     _require_alone(a)
     _share_memory(a)
     if a.sweep:
-        from xfresearch.benchmarks.sweep import sweep
+        from xfresearch.benchmarks.fastest import sweep
 
         rows, best = sweep(read(a.config[0], a.overrides), a.rounds, measured, lambda config: _ours(config, 1))
         return write_figures(a, {"rows": rows, "overrides": best})
     if a.grow:
-        from xfresearch.benchmarks import growth
+        from xfresearch.benchmarks import growing
 
-        configs: dict = growth.grown(a.grow, a.config[0], a.overrides)
+        configs: dict = growing.grown(a.grow, a.config[0], a.overrides)
     else:
         configs = {name: read(name, a.overrides) for name in a.config}
     first = next(iter(configs.values()))
@@ -75,7 +75,7 @@ def run(a) -> None:
         starts |= _theirs(a, first, Path(folder)) | _again(a, first)
         rows = measured(starts, a.rounds, a.apart)
     figures = report(rows, first)
-    figures |= growth.report(a.grow, rows) if a.grow else {}
+    figures |= growing.report(a.grow, rows) if a.grow else {}
     operations = _profile(first) if a.profile else []
     write_figures(a, {"rows": rows, "operations": operations} | figures)
 
@@ -220,7 +220,7 @@ def report(rows: list[dict], config) -> dict:
     """Prints the table; adds medians, tokens/s and MFU to the rows. Returns what they are relative to."""
     import numpy as np
 
-    from xfresearch.benchmarks.rates import peak_or_measured
+    from xfresearch.benchmarks.device_rates import peak_or_measured
     from xfresearch.runtime.tables import table, to_columns
 
     peak, source = peak_or_measured(config.model.dtype)

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from xfresearch.comparing import groups, held_out, runs, tasks
+from xfresearch.comparing import held_out, runs, seeds, tasks
 from xfresearch.data.labels import predicted, trains_on_labels
 from xfresearch.evaluation.held_out import settings
 from xfresearch.loading import loading
@@ -40,7 +40,7 @@ def collect(options) -> Comparison:
         "measure": measure,
         "differences": runs.differences(each),
         "runs": summaries,
-        "groups": groups.compare(each, summaries, options.margin),
+        "groups": seeds.compare(each, summaries, options.margin),
         "held_out": settings(reference.data) | {"description": reference.data.description} if reference else None,
         "tasks": compared,
         "notes": [*notes, *gaps(each, measured), *other_machines(each), *task_notes],

@@ -159,6 +159,6 @@ def verdict(comparison: dict, margin: float = 0.0) -> str:
 
 def of_runs(sample: str, comparison: dict, margin: float = 0.0) -> str:
     """The verdict on two runs, in words that name what it speaks about, this `sample`. It says nothing about what
-    distinguishes the runs, which have one seed each (groups.py)."""
+    distinguishes the runs, which have one seed each (seeds.py)."""
     words = verdict(comparison, margin)
     return words if words in ("not finite", "no difference shown") else f"{words} on this {sample}"

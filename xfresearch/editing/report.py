@@ -10,7 +10,7 @@ from xfresearch.analysis.recall import score
 from xfresearch.analysis.result import LineChart, Result, Table
 from xfresearch.data.facts import Fact, sentence
 from xfresearch.data.records import Record
-from xfresearch.editing.metrics import KINDS, Measured, joined, measure, summary
+from xfresearch.editing.scores import KINDS, Measured, joined, measure, summary
 from xfresearch.loading import edits as carried
 from xfresearch.models.model_config import longest_sequence
 from xfresearch.pages.charts import Curve

@@ -11,7 +11,7 @@ from xfresearch.analysis.trace import CLASSES, trace
 from xfresearch.analysis.tracing import value_of
 from xfresearch.data.facts import Fact, facts_of
 from xfresearch.data.records import Record, read_record, record_of
-from xfresearch.editing.metrics import prompts_of
+from xfresearch.editing.scores import prompts_of
 from xfresearch.loading.language_model import LanguageModel
 from xfresearch.models.inputs import encode
 from xfresearch.models.model_config import check_length

@@ -10,12 +10,12 @@ import jax
 import numpy as np
 
 from xfresearch.interop import folder as folders
-from xfresearch.interop.config import read_model, write_config
+from xfresearch.interop.config_json import read_model, write_config
 from xfresearch.interop.copying import Bounds, bounds_of, copy, overlap
+from xfresearch.interop.differences import Difference, differences
 from xfresearch.interop.families import all_families, get_family
 from xfresearch.interop.family import Family, Unsupported
 from xfresearch.interop.mapping import TensorMapping, mappings
-from xfresearch.interop.matching import Difference, differences
 from xfresearch.interop.source import Source
 from xfresearch.interop.tensor_files import DTYPES, PendingTensor
 from xfresearch.models.model_config import ModelConfig

@@ -15,7 +15,7 @@ import numpy as np
 from xfresearch.config.options import DataConfig
 from xfresearch.data.tokenizers import Tokenizer, has_tokenizer, load_tokenizer
 from xfresearch.interop import folder as folders
-from xfresearch.interop.config import DEQUANTIZE, read_model
+from xfresearch.interop.config_json import DEQUANTIZE, read_model
 from xfresearch.interop.copying import bounds_of, copy, overlap
 from xfresearch.interop.families import family_of
 from xfresearch.interop.family import Family, Unsupported

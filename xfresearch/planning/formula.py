@@ -160,7 +160,7 @@ def _flops_of_one_sequence(config: Config) -> int:
 
 @lru_cache
 def _flops_of_update(config: Config) -> int:
-    from xfresearch.training.hyper import hyper_of
+    from xfresearch.training.hyperparameters import hyper_of
     from xfresearch.training.optimizer import trainable
     from xfresearch.training.program import Program
 

@@ -30,7 +30,7 @@ from xfresearch.runtime.terminal import filtered
 from xfresearch.studies.running import RESULT_FILE, Counted, Wanted, read_result, seconds, train_and_measure
 from xfresearch.training import start, trackers
 from xfresearch.training.callbacks import Callback
-from xfresearch.training.hyper import without_hyper
+from xfresearch.training.hyperparameters import without_hyper
 from xfresearch.training.workdir import locked
 
 Grid = Mapping[str, Sequence[object]] | Sequence[Mapping[str, object]]

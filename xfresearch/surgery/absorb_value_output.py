@@ -27,8 +27,8 @@ from xfresearch.models.mixers.softmax.config import SoftmaxConfig
 from xfresearch.models.sublayer import SublayerConfig
 from xfresearch.surgery.biases import add_bias
 from xfresearch.surgery.conversion import Conversion, Option
-from xfresearch.surgery.groups import group_of_heads, pseudo_inverses
 from xfresearch.surgery.inverse import inverse
+from xfresearch.surgery.key_value_groups import group_of_heads, pseudo_inverses
 from xfresearch.surgery.network import Network, Params, Target
 from xfresearch.surgery.refused import refuse_unless, required
 

@@ -31,7 +31,7 @@ from xfresearch.surgery.biases import add_bias, check_places, with_all_biases, w
 from xfresearch.surgery.inverse import inverse
 from xfresearch.surgery.network import Network, Params, names_of
 from xfresearch.surgery.refused import refuse_unless
-from xfresearch.surgery.stream import product, readers, tables, writers
+from xfresearch.surgery.stream_maps import product, readers, tables, writers
 from xfresearch.surgery.untie import untied
 
 X = ""  # x among the terms of the stream

@@ -34,7 +34,7 @@ from xfresearch.surgery.conversion import Conversion, Option
 from xfresearch.surgery.narrower import narrowed
 from xfresearch.surgery.network import LayerBlock, Network
 from xfresearch.surgery.refused import refuse_unless
-from xfresearch.surgery.stream import last_maps, tables
+from xfresearch.surgery.stream_maps import last_maps, tables
 from xfresearch.surgery.untie import untied
 
 BLIND = ("layer", "project")  # kinds of norms that do not read the mean

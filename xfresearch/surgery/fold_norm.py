@@ -34,7 +34,7 @@ from xfresearch.surgery.biases import add_bias, check_places, with_all_biases, w
 from xfresearch.surgery.conversion import Conversion
 from xfresearch.surgery.network import Network, Params
 from xfresearch.surgery.refused import refuse_unless
-from xfresearch.surgery.stream import readers
+from xfresearch.surgery.stream_maps import readers
 from xfresearch.surgery.untie import untied
 
 OUTSIDE = ("final_norm", "embedding_norm")

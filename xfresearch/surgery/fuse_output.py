@@ -30,7 +30,7 @@ from xfresearch.surgery.biases import add_bias, check_places, with_all_biases, w
 from xfresearch.surgery.conversion import Conversion
 from xfresearch.surgery.network import Network, Params, in_layout, inside, put
 from xfresearch.surgery.refused import refuse_unless
-from xfresearch.surgery.stream import product, readers
+from xfresearch.surgery.stream_maps import product, readers
 
 DIVIDES = "the norm divides by a length that depends on W_O"
 NORM_TERMS = {"layer": DIVIDES, "rms": DIVIDES, "scale": DIVIDES}

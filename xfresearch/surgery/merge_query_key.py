@@ -26,7 +26,7 @@ from xfresearch.models.mixers.softmax.config import SoftmaxConfig
 from xfresearch.models.mixers.softmax.projections import logit_scale
 from xfresearch.models.sublayer import SublayerConfig
 from xfresearch.surgery.conversion import Conversion
-from xfresearch.surgery.groups import group_of_heads, pseudo_inverses
+from xfresearch.surgery.key_value_groups import group_of_heads, pseudo_inverses
 from xfresearch.surgery.network import Network, Params, Target
 from xfresearch.surgery.refused import refuse_unless, required
 

@@ -15,7 +15,7 @@ from xfresearch.models.norms import WITH_EPSILON
 from xfresearch.models.sublayer import SublayerConfig
 from xfresearch.surgery.network import LayerBlock, Network, Params
 from xfresearch.surgery.refused import refuse_unless
-from xfresearch.surgery.stream import product, readers, tables
+from xfresearch.surgery.stream_maps import product, readers, tables
 from xfresearch.surgery.widen import with_hidden
 
 Maps = dict[int, list[str]]  # paths of what writes the stream, by layer

@@ -22,7 +22,7 @@ from xfresearch.models.mixers.memory_slots import softmax_slots
 from xfresearch.models.mixers.softmax.config import SoftmaxConfig, rotary_size
 from xfresearch.models.mixers.softmax.projections import logit_scale
 from xfresearch.surgery.conversion import Conversion
-from xfresearch.surgery.groups import group_of_heads
+from xfresearch.surgery.key_value_groups import group_of_heads
 from xfresearch.surgery.network import Network, Params, Target
 from xfresearch.surgery.refused import refuse_unless
 from xfresearch.surgery.sink_to_slot import KEY, VALUE, maps_to_heads, scaled_slots, with_slots

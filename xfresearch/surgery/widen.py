@@ -28,7 +28,7 @@ from xfresearch.models.mixers.softmax.config import SoftmaxConfig
 from xfresearch.models.sublayer import SublayerConfig
 from xfresearch.sharding.letters import Axes
 from xfresearch.surgery.conversion import Conversion, Option
-from xfresearch.surgery.groups import SPLIT
+from xfresearch.surgery.key_value_groups import SPLIT
 from xfresearch.surgery.network import Network, Params, Target, inside
 from xfresearch.surgery.refused import Refused, refuse_unless
 

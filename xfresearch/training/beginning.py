@@ -14,7 +14,7 @@ from xfresearch.runtime import distributed
 from xfresearch.runtime.errors import UserError
 from xfresearch.runtime.files import move_damaged
 from xfresearch.training import start
-from xfresearch.training.hyper import hyper_of
+from xfresearch.training.hyperparameters import hyper_of
 from xfresearch.training.program import Program
 
 

@@ -7,7 +7,7 @@ from xfresearch.config.comparing import RESULT, differences
 from xfresearch.run.config import Config
 from xfresearch.runtime.errors import UserError, require
 from xfresearch.runtime.trees import by_path
-from xfresearch.training.hyper import hyper_of, learning_rate
+from xfresearch.training.hyperparameters import hyper_of, learning_rate
 from xfresearch.training.program import Program
 
 PARTS = {"params": "model", "opt": "optimizer", "ema": "parameter average"}

@@ -15,7 +15,7 @@ from xfresearch.config.options import OptimizerConfig
 from xfresearch.runtime.errors import nearest, require
 from xfresearch.runtime.trees import by_path, split
 from xfresearch.sharding.letters import Axes
-from xfresearch.training.hyper import learning_rate
+from xfresearch.training.hyperparameters import learning_rate
 
 SCALINGS = {
     "adamw": lambda c, _: optax.scale_by_adam(c.beta1, c.beta2, c.epsilon),
@@ -44,7 +44,7 @@ def require_trainable(config: OptimizerConfig, params: dict) -> None:
 
 def update_rule(config: OptimizerConfig, axes: dict) -> optax.GradientTransformationExtraArgs:
     """The update rule for parameters with the tree `axes`; update(grads, state, params, step=, hyper=) reads learning rate
-    and weight decay from hyper (hyper.py). Weight decay applies to matrices, not to norms, biases or embeddings."""
+    and weight decay from `Hyper`. Weight decay applies to matrices, not to norms, biases or embeddings."""
     scaling = SCALINGS[config.kind](config, axes)
     by_tensor = config.clip_by == "tensor"
     scaled = optax.chain(

@@ -1,4 +1,4 @@
-"""One compiled program for all runs of one shape: seed, steps, learning rate and weight decay are data (hyper.py).
+"""One compiled program for all runs of one shape: seed, steps, learning rate and weight decay are data (hyperparameters.py).
 
     program = shared_program(config, mesh)
     state = program.init(hyper_of(config))                # or program.start(params, hyper)
@@ -24,7 +24,7 @@ from xfresearch.models.context import SOURCE
 from xfresearch.run.config import Config
 from xfresearch.runtime.trees import join
 from xfresearch.sharding.partition import batch_sharding, state_shardings
-from xfresearch.training.hyper import hyper_of, learning_rate, without_hyper
+from xfresearch.training.hyperparameters import hyper_of, learning_rate, without_hyper
 from xfresearch.training.kernel_choices import layers_choice
 from xfresearch.training.optimizer import require_trainable, trainable, update_rule
 from xfresearch.training.routing import router_metrics

@@ -54,7 +54,7 @@ class Timer:
         from xfresearch.sharding.mesh import make_mesh
         from xfresearch.sharding.partition import batch_sharding
         from xfresearch.training import loop
-        from xfresearch.training.hyper import hyper_of
+        from xfresearch.training.hyperparameters import hyper_of
         from xfresearch.training.program import shared_program
 
         loop.setup_jax(config)

@@ -8,7 +8,7 @@ import pytest
 from tests.editing.words import knowing
 from xfresearch.data.facts import Fact
 from xfresearch.data.records import Record, record_of
-from xfresearch.editing.metrics import consistency, entropy, harmonic, measure, summary
+from xfresearch.editing.scores import consistency, entropy, harmonic, measure, summary
 from xfresearch.runtime.summaries import bootstrap_interval
 
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from xfresearch.analysis.texts import plain, shown
 from xfresearch.analysis.token_classes import CLASSES, classes
+from xfresearch.analysis.token_text import plain, shown
 from xfresearch.data.tokenizers.base import Tokenizer
 
 

@@ -104,7 +104,7 @@ def _nested_block(fields: dict) -> dict:
 def write_config(family: Family, model: ModelConfig) -> dict:
     """The config.json of `model` as one of `family`.
 
-    Options that the family cannot express are left out; matching.py finds them by reading the result back.
+    Options that the family cannot express are left out; differences.py finds them by reading the result back.
     """
     blocks = [model.blocks[layer.block] for layer in layers(model)]
     written = {"model_type": family.name, "architectures": [family.architecture], **family.needs}

@@ -3,12 +3,12 @@
 import pytest
 
 from xfresearch import bench
-from xfresearch.benchmarks import flags, growth, sweep, update
+from xfresearch.benchmarks import fastest, flags, growing, update
 from xfresearch.runtime.errors import UserError
 
 
 def test_a_power_law_has_its_exponent():
-    assert growth.exponent([256, 512, 1024], [3 * n**1.5 for n in (256, 512, 1024)]) == pytest.approx(1.5)
+    assert growing.exponent([256, 512, 1024], [3 * n**1.5 for n in (256, 512, 1024)]) == pytest.approx(1.5)
 
 
 @pytest.mark.parametrize(
@@ -21,7 +21,7 @@ def test_a_power_law_has_its_exponent():
     ],
 )
 def test_one_size_grows(size, config, expected):
-    result = growth.grown(size, f"configs/{config}.py:tiny", [])
+    result = growing.grown(size, f"configs/{config}.py:tiny", [])
     assert list(result) == next(iter(expected.values()))
     for path, values in expected.items():
         for each, value in zip(result.values(), values, strict=True):
@@ -33,7 +33,7 @@ def test_one_size_grows(size, config, expected):
 @pytest.mark.parametrize("name, hidden", [("moe", [32, 64, 128]), ("llama", [88, 168, 344])])
 def test_a_wider_model_has_more_heads_and_hidden_units(name, hidden):
     """The hidden size of moe is given, and that of llama follows from the width."""
-    result = growth.grown("width", f"configs/{name}.py:tiny", [])
+    result = growing.grown("width", f"configs/{name}.py:tiny", [])
     blocks = [each.model.blocks["main"] for each in result.values()]
     assert [block.attention.heads for block in blocks] == [4, 8, 16]
     assert [block.feed_forward.hidden for block in blocks] == hidden
@@ -69,7 +69,7 @@ def test_a_sweep_keeps_what_is_faster(capsys, together, expected):
             speed = low = together
         return [{}, {"ratio": speed, "ratio_low": low, "ratio_high": speed, "memory_bytes": 1e9, "error": ""}]
 
-    rows, best = sweep.sweep(config, 3, measured, lambda each: each.training)
+    rows, best = fastest.sweep(config, 3, measured, lambda each: each.training)
     assert best == expected
     assert {"option": "training.remat", "value": "full", "error": "no memory"} in rows
     assert "plain" not in {row["value"] for row in rows}  # it is what auto chooses here

@@ -24,7 +24,7 @@ from xfresearch.models.norms import WITH_EPSILON
 from xfresearch.surgery.conversion import Conversion, Option
 from xfresearch.surgery.network import Network, Params
 from xfresearch.surgery.refused import Refused, refuse_unless
-from xfresearch.surgery.stream import last_maps
+from xfresearch.surgery.stream_maps import last_maps
 
 
 def stacked(network: Network, layers, broken: bool = False, copies: int = 1) -> Network:

@@ -7,8 +7,8 @@ import pytest
 from scipy import stats
 
 from tests.tiny_runs import tiny_config
-from xfresearch.comparing.groups import compare, grouped
 from xfresearch.comparing.runs import Run
+from xfresearch.comparing.seeds import compare, grouped
 
 LOSSES = {"a": [2.0, 2.1, 1.95], "b": [2.5, 2.4, 2.6]}
 

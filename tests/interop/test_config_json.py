@@ -3,7 +3,7 @@
 import pytest
 
 from tests.contracts.variants import change
-from xfresearch.interop.config import read_model, write_config
+from xfresearch.interop.config_json import read_model, write_config
 from xfresearch.interop.exporting import choose
 from xfresearch.interop.families import get_family
 from xfresearch.interop.family import Unsupported
