@@ -17,8 +17,8 @@ from xfresearch.pages.intervals import Interval, intervals
 from xfresearch.runtime.command import Parser, run
 from xfresearch.runtime.errors import UserError, nearest
 from xfresearch.studies import report
+from xfresearch.studies.report_tables import UNITS, all_sizes, in_markdown
 from xfresearch.studies.running import RUNS_FILE
-from xfresearch.studies.tables import UNITS, all_sizes, in_markdown
 
 DATA = Path("docs/data/studies")
 BEFORE = Path("docs/data/machines.json")  # runs trained again elsewhere: {processor: {study: {fingerprint: bits per byte}}}

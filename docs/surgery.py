@@ -39,7 +39,7 @@ def rough_model(name: str, overrides: list[str] = ()):
     from xfresearch.data.tokenizers import tokenizer_for
     from xfresearch.loading.language_model import LanguageModel
     from xfresearch.models import transformer
-    from xfresearch.run.files import parse
+    from xfresearch.run.config_files import parse
     from xfresearch.run.resolving import with_vocabulary
 
     config = parse(["--config", name, *overrides])

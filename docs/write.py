@@ -149,7 +149,7 @@ def variant_names() -> list[str]:
 def _row(name: str) -> str:
     from xfresearch.configs.variants import VARIANTS
     from xfresearch.run.closed_form import costs
-    from xfresearch.run.files import parse
+    from xfresearch.run.config_files import parse
 
     file, _, argument = name.partition(":")
     config = parse(["--config", name])
@@ -277,7 +277,7 @@ def anatomy() -> str:
 def applies() -> str:
     """docs/data/tables/analyses.md: the analyses that apply to each config."""
     from xfresearch.analysis.registry import ANALYSES
-    from xfresearch.run.files import parse
+    from xfresearch.run.config_files import parse
 
     lines = ["| config |" + "".join(f" {name} |" for name in ANALYSES) + "\n", "|---" * (len(ANALYSES) + 1) + "|\n"]
     for file in sorted((HERE.parent / "configs").glob("*.py")):

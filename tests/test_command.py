@@ -14,7 +14,7 @@ from xfresearch.config import shipped
 from xfresearch.config.other_names import OTHER_NAMES
 from xfresearch.run import known_keys
 from xfresearch.run.config import Config
-from xfresearch.run.files import parse
+from xfresearch.run.config_files import parse
 from xfresearch.runtime import command
 from xfresearch.runtime.errors import UserError
 

@@ -12,8 +12,8 @@ from xfresearch.config.fields import change
 from xfresearch.config.reading import from_dict, to_json
 from xfresearch.configs.variants import VARIANTS
 from xfresearch.run.config import Config
+from xfresearch.run.config_files import parse, read_json
 from xfresearch.run.describing import describe
-from xfresearch.run.files import parse, read_json
 from xfresearch.run.resolving import resolve
 from xfresearch.runtime.errors import UserError
 
@@ -122,7 +122,7 @@ def test_an_error_for_a_wrong_file_or_size_lists_the_valid_ones(file, words):
     [("learning_rate", "optimizer.learning_rate"), ("model.heads", "model.blocks.main.attention.heads")],
 )
 def test_a_missing_prefix_in_a_config_file_is_found(tmp_path, key, full):
-    lines = ["from xfresearch.run.files import default_config", "def get_config():", "    config = default_config()"]
+    lines = ["from xfresearch.run.config_files import default_config", "def get_config():", "    config = default_config()"]
     (tmp_path / "mine.py").write_text("\n".join([*lines, f"    config.{key} = 4", "    return config", ""]))
     with pytest.raises(UserError, match=f"config.{key}=4: there is no such key; did you mean '{full}'[?]"):
         parse([f"--config={tmp_path / 'mine.py'}"])

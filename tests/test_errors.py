@@ -7,7 +7,7 @@ import pytest
 from tests.tiny_runs import tiny_model
 from xfresearch import evaluate, plan
 from xfresearch.interop.families import get_family
-from xfresearch.run.files import parse
+from xfresearch.run.config_files import parse
 from xfresearch.runtime.errors import UserError, require_new
 from xfresearch.training import start
 from xfresearch.training.fork import check_fork

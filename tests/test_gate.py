@@ -12,7 +12,7 @@ import pytest
 
 import xfresearch as xf
 from tests.tiny_runs import ROOT, make_run, tiny_config, tiny_model
-from xfresearch.data.files import read_documents
+from xfresearch.data.corpus_files import read_documents
 from xfresearch.data.tokenizers import ByteTokenizer, load_tokenizer
 from xfresearch.runtime import arrays, compression, files
 from xfresearch.runtime.errors import UserError
@@ -193,14 +193,14 @@ ALLOWED = {
     "planning/": "files of the repository",
     "config/shipped.py": "the package's own files",
     "run/known_keys.py": "an entry of the cache that it writes",
-    "run/files.py": "configs that the user named",
+    "run/config_files.py": "configs that the user named",
     "runtime/hardware.py": "/proc and /sys",
     "runtime/xla_flags.py": "/dev and /sys, and the installed libtpu",
     "__main__.py": "the package's own files",
     "runtime/identity.py": "the package's own files, and config files that the user named",
     "harness/tasks.py": "the package's own tasks, and task data that the user named",
-    "data/texts.py": "Python's standard library",
-    "data/files.py": "a corpus that the user named",
+    "data/text_sources.py": "Python's standard library",
+    "data/corpus_files.py": "a corpus that the user named",
     "data/facts.py": "facts that the user named",
     "data/download.py": "a download whose checksum is known",
     "data/packed.py": "an entry of the cache that it builds, or paths of files.inside",

@@ -14,8 +14,8 @@ import pytest
 import xfresearch as xf
 from xfresearch.checkpoints import store
 from xfresearch.data.tokenizers import ByteTokenizer
-from xfresearch.run.files import as_arguments, default_config, parse
-from xfresearch.runtime.rows import Rows
+from xfresearch.run.config_files import as_arguments, default_config, parse
+from xfresearch.runtime.run_rows import Rows
 from xfresearch.training import loop
 from xfresearch.training.callbacks import Callback, StopTraining
 from xfresearch.training.metrics import read_metrics

@@ -9,7 +9,7 @@ import numpy as np
 import xfresearch as xf
 from xfresearch import analysis, editing, studies, surgery
 from xfresearch.analysis.result import Result
-from xfresearch.runtime.rows import Rows
+from xfresearch.runtime.run_rows import Rows
 from xfresearch.surgery.certificate import Certificate
 
 

@@ -9,6 +9,6 @@ from xfresearch.studies.sweep import sweep as sweep
 from xfresearch.train import train as train
 from xfresearch.training.callbacks import Callback as Callback
 from xfresearch.training.callbacks import StopTraining as StopTraining
-from xfresearch.training.runs import Run as Run
+from xfresearch.training.trained_run import Run as Run
 
 __version__: str

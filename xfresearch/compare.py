@@ -18,7 +18,7 @@ from xfresearch.runtime.files import check_output, write_json
 
 if TYPE_CHECKING:  # --help must not wait for them
     from xfresearch.comparing.compared import Compared
-    from xfresearch.training.runs import Run
+    from xfresearch.training.trained_run import Run
 
 EPILOG = """\
 examples:

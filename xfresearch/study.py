@@ -63,13 +63,13 @@ def main(arguments: list[str]) -> None:
 
 def _plan(study, store, options):
     """Prints the plan, checks what can be checked before a run, and returns it."""
-    from xfresearch.studies import conducting, plan, running
+    from xfresearch.studies import conducting, running, study_plan
 
-    planned = plan.make(study, _seconds_to_match(study, options) if study.match == "seconds" else {})
+    planned = study_plan.make(study, _seconds_to_match(study, options) if study.match == "seconds" else {})
     configs = {cell: each.config for cell, each in planned.matched.items()}
     ended = conducting.results(planned.ladder, store, planned.matched)
     left = conducting.left(planned.ladder, ended)
-    print("\n".join(plan.lines(study, planned, ended)), flush=True)
+    print("\n".join(study_plan.lines(study, planned, ended)), flush=True)
     if options.plan or left:
         running.check_figures(study, configs)
     seconds = conducting.read_seconds(study, options.workdir, configs)
@@ -79,15 +79,15 @@ def _plan(study, store, options):
         arms = ", ".join(arm for arm in study.arms if any(cell.arm == arm for cell in untimed))
         print(f"note       there are no seconds of {arms}: updates were not timed; --time times them", flush=True)
     else:
-        print(plan.time_line(planned, seconds, left), flush=True)
+        print(study_plan.time_line(planned, seconds, left), flush=True)
     return planned
 
 
 def _timed(study, workdir: str, configs: dict) -> dict:
     """The seconds of an update of each cell, which are timed if the directory has none, and kept there."""
-    from xfresearch.studies import conducting, plan
+    from xfresearch.studies import conducting, study_plan
 
-    seconds = plan.timings(study, configs, conducting.read_seconds(study, workdir, configs))
+    seconds = study_plan.timings(study, configs, conducting.read_seconds(study, workdir, configs))
     conducting.keep_seconds(study, seconds, configs, workdir)
     return seconds
 

@@ -22,9 +22,9 @@ from xfresearch.runtime.terminal import filtered
 if TYPE_CHECKING:  # --help must not wait for them
     from xfresearch.analysis.panel import Panel
     from xfresearch.run.config import Config
-    from xfresearch.run.files import Source
+    from xfresearch.run.config_files import Source
     from xfresearch.training.callbacks import Callback
-    from xfresearch.training.runs import Run
+    from xfresearch.training.trained_run import Run
 
 EPILOG = """\
 examples:
@@ -112,10 +112,10 @@ def train(
     if a checkpoint cannot be written, and what a callback raises.
     """
     began = time.time()
-    from xfresearch.run.files import as_arguments
+    from xfresearch.run.config_files import as_arguments
     from xfresearch.training import session
     from xfresearch.training import start as starting
-    from xfresearch.training.runs import Run
+    from xfresearch.training.trained_run import Run
 
     given = as_arguments(config, {**overrides, **({"start.path": start} if start else {})})
     if not workdir and not isinstance(config, str):

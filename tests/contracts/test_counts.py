@@ -12,7 +12,7 @@ from xfresearch.models.counting import count_flops
 from xfresearch.models.layers import stacks
 from xfresearch.models.model_config import ModelConfig
 from xfresearch.run.closed_form import costs
-from xfresearch.run.files import parse
+from xfresearch.run.config_files import parse
 
 
 def sizes(tree) -> int:

@@ -31,7 +31,7 @@ from xfresearch.models.mixers.slots import SlotsConfig
 from xfresearch.models.mixers.softmax.config import SoftmaxConfig
 from xfresearch.models.mixers.softmax.options import RopeConfig
 from xfresearch.models.model_config import ModelConfig, mixtures, resolve_model
-from xfresearch.run.files import parse
+from xfresearch.run.config_files import parse
 from xfresearch.runtime.trees import path_name
 
 # Layouts of models without an encoder. tests/models/test_encoder.py has the others.

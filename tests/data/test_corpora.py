@@ -10,7 +10,7 @@ import pytest
 
 from tests.data.conftest import shared
 from xfresearch.config.options import DataConfig
-from xfresearch.data import texts
+from xfresearch.data import text_sources
 from xfresearch.data.corpora import documents, open_corpus, splits
 from xfresearch.data.download import Published
 
@@ -27,8 +27,8 @@ def test_stdlib_has_no_duplicates_and_is_split_by_path(stdlib_cache):
     assert len(everything) == len(set(everything)) > 400
     assert sum(map(len, everything)) > 8_000_000
     assert all(0.02 < len(result[split]) / len(everything) < 0.08 for split in ("validation", "test"))
-    root = texts.PythonStdlib().root
-    assert (root / "argparse.py").read_bytes() in result[texts.split_of(b"argparse.py")]
+    root = text_sources.PythonStdlib().root
+    assert (root / "argparse.py").read_bytes() in result[text_sources.split_of(b"argparse.py")]
 
 
 def test_stdlib_skips_what_is_not_utf8(tmp_path):
@@ -36,7 +36,7 @@ def test_stdlib_skips_what_is_not_utf8(tmp_path):
     (tmp_path / "ascii_but_latin.py").write_bytes(b"# -*- coding: latin-1 -*-\nx = 1\n")
     (tmp_path / "broken.py").write_bytes(b"x = '\xff'\n")
     (tmp_path / "good.py").write_bytes("x = 'é'\n".encode())
-    assert [name for name in sorted(p.name for p in tmp_path.iterdir()) if texts._python_source(tmp_path / name)] == [
+    assert [name for name in sorted(p.name for p in tmp_path.iterdir()) if text_sources._python_source(tmp_path / name)] == [
         "good.py"
     ]
 
@@ -115,7 +115,7 @@ def test_one_file_is_cut_at_line_ends(tmp_path, text_dir):
 
 @pytest.mark.parametrize("text", ["é" * 1001, "a\n" + "b" * 999, "x" * 60])
 def test_text_without_line_ends_is_cut_at_characters(text):
-    parts = texts.cut_at_lines(text.encode())
+    parts = text_sources.cut_at_lines(text.encode())
     assert "".join(part.decode() for part in parts.values()) == text
     assert (
         len(parts["train"]) / len(text.encode()) == pytest.approx(0.9, abs=0.03)
@@ -144,7 +144,7 @@ def test_wikitext2_is_byte_exact_in_both_packings(tmp_path):
 def fake_hutter(monkeypatch, name: str, content: bytes):
     checksum = f"sha256:{hashlib.sha256(content).hexdigest()}"
     published = Published(name, f"https://mattmahoney.net/dc/{name}.zip", name, checksum)
-    monkeypatch.setitem(texts.HutterPrize.files, name, published)
+    monkeypatch.setitem(text_sources.HutterPrize.files, name, published)
 
 
 @pytest.mark.parametrize("zipped", [False, True])

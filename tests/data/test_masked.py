@@ -12,7 +12,7 @@ from xfresearch.data.objectives import HELD_OUT, generators
 from xfresearch.data.objectives.masked import Masked
 from xfresearch.data.pipeline import Batches, prepare
 from xfresearch.data.tokenizers import ByteTokenizer, load_tokenizer, vocab_size
-from xfresearch.run.files import parse
+from xfresearch.run.config_files import parse
 from xfresearch.runtime.errors import UserError
 from xfresearch.train import main as train_main
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from xfresearch.config.options import DataConfig
-from xfresearch.data import files, rows
+from xfresearch.data import corpus_files, rows
 from xfresearch.data.corpora import documents
-from xfresearch.data.files import find_files, read_documents
-from xfresearch.data.texts import TextFiles
+from xfresearch.data.corpus_files import find_files, read_documents
+from xfresearch.data.text_sources import TextFiles
 from xfresearch.runtime.errors import UserError
 from xfresearch.runtime.formats import sniff
 
@@ -152,7 +152,7 @@ def write():
 if len(sys.argv) == 3:
     write()
 else:
-    from xfresearch.data.texts import TextFiles
+    from xfresearch.data.text_sources import TextFiles
     import tensorflow_datasets
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     source = TextFiles(str(path), "text")
@@ -168,8 +168,8 @@ else:
 ], ids=["lines", "characters", "a long line"])  # fmt: skip
 def test_a_text_longer_than_the_memory_allows_is_read_in_pieces(tmp_path, monkeypatch, content):
     """Nothing is lost, no character is cut, and lines are where there are any."""
-    monkeypatch.setattr(files, "LONGEST", 96)
-    monkeypatch.setattr(files, "PIECE", 16)
+    monkeypatch.setattr(corpus_files, "LONGEST", 96)
+    monkeypatch.setattr(corpus_files, "PIECE", 16)
     whole = content[:96].decode(errors="ignore").encode()
     assert read(tmp_path / "a.txt", whole) == [whole]
     pieces = read(tmp_path / "a.txt", content)
@@ -180,8 +180,8 @@ def test_a_text_longer_than_the_memory_allows_is_read_in_pieces(tmp_path, monkey
 
 
 def test_an_error_in_a_long_text_has_its_line(tmp_path, monkeypatch):
-    monkeypatch.setattr(files, "LONGEST", 96)
-    monkeypatch.setattr(files, "PIECE", 16)
+    monkeypatch.setattr(corpus_files, "LONGEST", 96)
+    monkeypatch.setattr(corpus_files, "PIECE", 16)
     with pytest.raises(UserError, match="a.txt:31: not UTF-8: byte 0xff"):
         read(tmp_path / "a.txt", b"line\n" * 30 + b"\xff\n" + b"line\n" * 9)
 

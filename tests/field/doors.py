@@ -16,7 +16,7 @@ def documents(texts: Iterable[bytes]) -> str:
 def corpus(path: Path, field: str) -> str:
     """The documents of config.data.corpus=PATH with config.data.text_field=FIELD."""
     from xfresearch.data.corpora import open_corpus
-    from xfresearch.data.files import read_documents
+    from xfresearch.data.corpus_files import read_documents
 
     files = open_corpus(str(path), DataConfig(text_field=field or "text")).source.files
     return documents(text for file in files for text in read_documents(file, field or "text"))

@@ -23,12 +23,12 @@ from tests.interop.edits import WEIGHTS
 from tests.tiny_runs import ROOT, make_run, tiny_model
 from xfresearch import study
 from xfresearch.checkpoints import store
-from xfresearch.data.files import read_documents
+from xfresearch.data.corpus_files import read_documents
 from xfresearch.data.records import read_record, read_records
 from xfresearch.interop import llama2c
 from xfresearch.interop.tensor_files import tensors_in
 from xfresearch.loading.loading import read_params, stored
-from xfresearch.run.files import parse
+from xfresearch.run.config_files import parse
 from xfresearch.runtime.errors import UserError
 
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff]")

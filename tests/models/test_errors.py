@@ -10,7 +10,7 @@ from xfresearch.config.reading import from_dict
 from xfresearch.models.model_config import ModelConfig
 from xfresearch.run.closed_form import costs
 from xfresearch.run.config import Config
-from xfresearch.run.files import default_config
+from xfresearch.run.config_files import default_config
 from xfresearch.run.resolving import model_from, resolve
 from xfresearch.runtime.errors import UserError
 

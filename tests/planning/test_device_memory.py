@@ -10,8 +10,8 @@ import pytest
 
 from tests.contracts.variants import ROOT
 from tests.daily import daily
-from xfresearch.planning import accounting, device_memory, formula, liveness, program
-from xfresearch.run.files import parse
+from xfresearch.planning import accounting, compiling, device_memory, formula, liveness
+from xfresearch.run.config_files import parse
 
 ALONE = {"data": 1, "fsdp": 1, "expert": 1, "tensor": 1, "context": 1}
 
@@ -24,7 +24,7 @@ def test_scanned_layers_keep_the_operands_of_products_and_of_norms(name, hidden,
     """Arrays [B, L, F]: what the activation reads and what W_down reads; a gated activation reads two. [B, L, D]: what each
     of two norms reads and returns, and the heads. No value between them, and nothing in float32."""
     overrides = ["--config.model.vocab_size=264", "--config.model.dtype=bfloat16", "--config.sequence_length=48"]
-    config = program.prepare(parse(["--config", f"{ROOT}/configs/{name}.py:tiny", *overrides]))
+    config = compiling.prepare(parse(["--config", f"{ROOT}/configs/{name}.py:tiny", *overrides]))
     shapes = [shape for _, shape, _ in formula.estimate_step(config, ALONE).kept]
     kept = [re.fullmatch(r"8 x (\w+)\[2, (?:1, )?48, (\d+)\]", shape) for shape in shapes]
     counted = Counter((actual[1], int(actual[2])) for actual in kept if actual and actual[2] != "1")
@@ -40,7 +40,7 @@ def test_the_memory_of_a_plan_is_that_of_the_compiled_update(case):
 
 def test_a_plan_of_one_device_counts_weights_of_attention_if_no_kernel_fuses_them():
     overrides = ["--config.model.vocab_size=264", "--config.sequence_length=256"]
-    config = program.prepare(parse(["--config", f"{ROOT}/configs/gpt2.py:tiny", *overrides]))
+    config = compiling.prepare(parse(["--config", f"{ROOT}/configs/gpt2.py:tiny", *overrides]))
     plain = replace(config, training=replace(config.training, attention_kernel="plain"))
     fused, whole = (sum(formula.estimate_step(each, ALONE).memory.values()) for each in (config, plain))
     assert whole - fused >= 2 * 8 * 4 * 256 * 256 * 4  # layers, sequences, heads, in float32
@@ -51,7 +51,7 @@ def test_weights_of_layers_in_bfloat16_are_kept_once_whatever_the_batch():
     kept = {}
     for batch in (8, 16):
         name = f"{ROOT}/configs/llama.py:tiny"
-        config = program.prepare(parse(["--config", name, *overrides, f"--config.batch_size={batch}"]))
+        config = compiling.prepare(parse(["--config", name, *overrides, f"--config.batch_size={batch}"]))
         rows = formula.estimate_step(config, ALONE).kept
         weights = sum(size for name, _, size in rows if name == device_memory.WEIGHTS)
         kept[batch] = weights, sum(size for _, _, size in rows) - weights

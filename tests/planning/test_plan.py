@@ -8,8 +8,8 @@ import pytest
 
 from tests.contracts.variants import ROOT
 from xfresearch import plan
-from xfresearch.planning import formula, plans, program, report, search, topologies
-from xfresearch.run.files import parse
+from xfresearch.planning import compiling, formula, plans, report, search, topologies
+from xfresearch.run.config_files import parse
 from xfresearch.runtime.errors import UserError
 
 LAYERS = ("scan", "unroll")
@@ -47,8 +47,8 @@ def test_saved_activations_of_unrolled_layers_are_not_reported_as_zero(capsys):
 
 def test_a_mesh_without_topology_is_checked_with_tpu_kernels(capsys, monkeypatch):
     lowered = []
-    trace = program.trace
-    monkeypatch.setattr(program, "trace", lambda *arguments: lowered.append(trace(*arguments)) or lowered[0])
+    trace = compiling.trace
+    monkeypatch.setattr(compiling, "trace", lambda *arguments: lowered.append(trace(*arguments)) or lowered[0])
     run(capsys, *TINY, "--mesh", "fsdp=2", SPLASH)
     assert "splash_mha" in str(lowered[0][1].jaxpr) and "scan[" in str(lowered[0][1].jaxpr)  # scan, as on a TPU
 
@@ -126,7 +126,7 @@ def test_the_search_ranks_plans_that_fit(capsys, tmp_path):
 
 
 def test_every_mesh_of_the_search_uses_all_devices():
-    config = program.prepare(parse(TINY))
+    config = compiling.prepare(parse(TINY))
     result = search.meshes(config, 16)
     assert len(result) == len({tuple(sizes.values()) for sizes in result})
     for sizes in result:
@@ -182,7 +182,7 @@ def test_errors_are_one_line(arguments, message):
 
 def test_a_vocabulary_of_labels_may_be_smaller_than_the_tokenizers():
     config = parse(["--config", f"{ROOT}/configs/brody_majority.py:tiny"])
-    assert program.prepare(config).model.vocab_size == 8
+    assert compiling.prepare(config).model.vocab_size == 8
 
 
 @pytest.mark.parametrize("option", ["--hlo", "--json"])
@@ -199,7 +199,7 @@ def test_an_unwritable_file_is_reported_before_compilation(option, tmp_path, mon
 def test_the_text_of_the_compiled_program_is_written_atomically(tmp_path):
     file = tmp_path / "made" / "step.txt"
     traced = jax.jit(jax.numpy.sin).trace(jax.ShapeDtypeStruct((4,), jax.numpy.float32))
-    program.compile_step(traced, str(file))
+    compiling.compile_step(traced, str(file))
     assert "ENTRY" in file.read_text() and list(file.parent.iterdir()) == [file]
 
 
@@ -211,7 +211,7 @@ def test_without_libtpu_the_error_says_what_to_install(monkeypatch):
 
 
 def test_the_formula_has_the_collectives_of_each_axis():
-    config = program.prepare(
+    config = compiling.prepare(
         parse([*TINY[:1], f"{ROOT / 'configs/mixtral_8x7b.py'}:tiny", TINY[2], "--config.training.remat=full"])
     )
     sizes = {"data": 1, "fsdp": 2, "expert": 2, "tensor": 2, "context": 2}
@@ -242,7 +242,7 @@ def test_the_formula_has_the_collectives_of_each_axis():
 def test_the_formula_sums_outputs_over_tensor_as_often_as_a_compiled_step(name, layout, remat, sums):
     """The compiled step has 6 more sums: of the embedding and the loss."""
     options = [f"--config.training.remat={remat}", f"--config.model.blocks.main.layout={layout}"]
-    config = program.prepare(parse([*TINY[:1], f"{ROOT}/configs/{name}.py:tiny", TINY[2], *options]))
+    config = compiling.prepare(parse([*TINY[:1], f"{ROOT}/configs/{name}.py:tiny", TINY[2], *options]))
     actual = formula.estimate_step(config, {"data": 1, "fsdp": 1, "expert": 1, "tensor": 2, "context": 1}).collectives
     assert sum(each.runs for each in actual if each.axes == ("tensor",)) == sums * config.model.depth
 
@@ -256,7 +256,7 @@ def test_the_formula_saves_no_weights_of_attention(options):
     kept = []
     for length in (96, 192):
         overrides = [f"--config.sequence_length={length}", *(f"{ATTENTION}{option}" for option in options)]
-        config = program.prepare(parse([*TINY, *overrides]))
+        config = compiling.prepare(parse([*TINY, *overrides]))
         kept.append(formula.estimate_step(config, dict.fromkeys(("data", "fsdp", "expert", "tensor", "context"), 1)).kept)
     assert all("13]" not in shape for _, shape, _ in kept[0])
     assert sum(size for *_, size in kept[1]) < 2 * sum(size for *_, size in kept[0])
@@ -264,10 +264,10 @@ def test_the_formula_saves_no_weights_of_attention(options):
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_the_formula_has_the_flops_of_the_traced_step(optimizer):
-    config = program.prepare(parse([*TINY, f"--config.optimizer.kind={optimizer}"]))
+    config = compiling.prepare(parse([*TINY, f"--config.optimizer.kind={optimizer}"]))
     result = formula.estimate_step(config, {"data": 2, "fsdp": 2, "expert": 1, "tensor": 1, "context": 1})
     passes, update = (work.flops for work in result.works)
-    assert result.flops == program.traced_flops(config) == 4 * passes + 2 * update
+    assert result.flops == compiling.traced_flops(config) == 4 * passes + 2 * update
     assert (update > 0) == (optimizer == "muon")
 
 

@@ -10,11 +10,11 @@ from jax.sharding import AxisType
 
 from tests.contracts.variants import ROOT
 from xfresearch.models.counting import count_flops
-from xfresearch.planning import custom, device_memory, hlo, program
+from xfresearch.planning import compiling, custom, device_memory, hlo
 from xfresearch.planning.formula import abstract_mesh
 from xfresearch.planning.hlo import Array
 from xfresearch.planning.work import work
-from xfresearch.run.files import parse
+from xfresearch.run.config_files import parse
 
 
 def shape(*sizes):
@@ -241,40 +241,40 @@ def test_an_activation_saved_under_two_names_counts_once():
 def traced_step(*overrides: str):
     """(config, traced step) of a small model on one device, with recomputation: the real training step."""
     arguments = ["--config", f"{ROOT / 'configs/llama.py'}:tiny", "--config.training.remat=full", *overrides]
-    config = program.with_plain_kernels(program.prepare(parse(arguments)))
+    config = compiling.with_plain_kernels(compiling.prepare(parse(arguments)))
     axes = ("data", "fsdp", "expert", "tensor", "context")
     mesh = jax.make_mesh((1,) * 5, axes, axis_types=(AxisType.Auto,) * 5, devices=jax.devices()[:1])
-    return config, program.trace(config, mesh)[1]
+    return config, compiling.trace(config, mesh)[1]
 
 
 @pytest.fixture(scope="module")
 def step():
     """(config, traced, compiled)"""
     config, traced = traced_step("--config.training.layers=scan")
-    return config, traced, program.compile_step(traced)
+    return config, traced, compiling.compile_step(traced)
 
 
 def test_the_traced_flops_match_the_compilers_count_of_unrolled_layers():
     """The compiler also counts elementwise work, so its count is larger: 7 % at width 32, 1.1 % here; the excess falls with
     the width. It counts a loop's body once, so the layers are unrolled."""
     config, traced = traced_step("--config.training.layers=unroll", "--config.model.width=256")
-    assert 1 <= traced.lower().cost_analysis()["flops"] / program.traced_flops(config) < 1.02
+    assert 1 <= traced.lower().cost_analysis()["flops"] / compiling.traced_flops(config) < 1.02
 
 
 def test_the_compiled_training_step_has_the_flops_of_the_traced_step(step):
     config, _, done = step
     counted = sum(w.runs * w.flops for w in work(done.program))
-    assert counted == pytest.approx(program.traced_flops(config), rel=0.02)
+    assert counted == pytest.approx(compiling.traced_flops(config), rel=0.02)
 
 
 def test_the_traced_training_step_has_three_times_the_forward_flops():
     from xfresearch.run.closed_form import costs
 
-    config = program.prepare(parse(["--config", f"{ROOT / 'configs/llama.py'}:tiny"]))
+    config = compiling.prepare(parse(["--config", f"{ROOT / 'configs/llama.py'}:tiny"]))
     ideal = 3 * costs(config.model, config.sequence_length).flops_per_token * config.batch_size * config.sequence_length
-    assert program.traced_flops(config) == ideal
+    assert compiling.traced_flops(config) == ideal
     again = replace(config, training=replace(config.training, remat="full"))
-    assert 1.2 * ideal < program.traced_flops(again) < 4 / 3 * ideal
+    assert 1.2 * ideal < compiling.traced_flops(again) < 4 / 3 * ideal
 
 
 def test_with_full_remat_the_forward_pass_saves_only_the_residual_stream(step):
@@ -289,9 +289,9 @@ def test_with_full_remat_the_forward_pass_saves_only_the_residual_stream(step):
 def test_a_scan_over_as_many_microbatches_as_layers_is_not_taken_for_the_layers():
     arguments = ["--config", f"{ROOT / 'configs/llama.py'}:tiny", "--config.training.layers=scan"]
     arguments += ["--config.training.remat=full", "--config.model.depth=2", "--config.training.accumulate=2"]
-    config = program.prepare(parse(arguments))
+    config = compiling.prepare(parse(arguments))
     sizes = dict.fromkeys(("data", "fsdp", "expert", "tensor", "context"), 1)
-    _, traced = program.trace(config, abstract_mesh(sizes))
+    _, traced = compiling.trace(config, abstract_mesh(sizes))
     kept = device_memory.kept_in_trace(traced.jaxpr.jaxpr, config.model.depth, sizes)
     rows = config.batch_size // 2
     assert [shape for _, shape, _ in kept] == [f"float32[2, {rows}, {config.sequence_length}, {config.model.width}]"]
@@ -329,6 +329,6 @@ def test_other_errors_are_not_out_of_memory():
 def test_the_traced_count_includes_the_optimizer():
     """Muon's matrix products count too."""
     arguments = ["--config", f"{ROOT / 'configs/llama.py'}:tiny"]
-    adamw = program.traced_flops(program.prepare(parse(arguments)))
-    muon = program.traced_flops(program.prepare(parse([*arguments, "--config.optimizer.kind=muon"])))
+    adamw = compiling.traced_flops(compiling.prepare(parse(arguments)))
+    muon = compiling.traced_flops(compiling.prepare(parse([*arguments, "--config.optimizer.kind=muon"])))
     assert muon > adamw > count_flops(lambda x: x @ x, shape(8, 8))

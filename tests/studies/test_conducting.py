@@ -10,7 +10,7 @@ from tests.studies.test_merging import pretend
 from tests.studies.tiny import FILE, run, time_nothing
 from xfresearch.runtime.errors import UserError
 from xfresearch.runtime.files import read_object, write_json
-from xfresearch.studies import conducting, design, outcome, plan, report, running, tables
+from xfresearch.studies import conducting, design, outcome, report, report_tables, running, study_plan
 from xfresearch.studies.cells import TUNING_SEED, Cell, Trial, extensions
 from xfresearch.studies.running import open_store
 
@@ -18,7 +18,7 @@ from xfresearch.studies.running import open_store
 def test_the_progress_counts_rates_beyond_the_grid(config, tmp_path, monkeypatch):
     """Larger rates are always better here, so that each arm tries all that the study allows."""
     chosen = replace(design.read(config), extensions=2)
-    planned, store, shown, ended = plan.make(chosen), open_store(tmp_path), [], {}
+    planned, store, shown, ended = study_plan.make(chosen), open_store(tmp_path), [], {}
     solved, ladder = planned.matched, planned.ladder
     stage = conducting.stage
 
@@ -50,7 +50,7 @@ def test_processes_that_write_at_once_lose_no_run(config, tmp_path, monkeypatch)
     """Between this process's last reading and writing of runs.json, another one ends a run, and then all that are left."""
     monkeypatch.setattr(conducting, "run_trial", pretend)
     chosen = replace(design.read(config), probes=())
-    planned, read = plan.make(chosen), conducting.read_runs
+    planned, read = study_plan.make(chosen), conducting.read_runs
     solved, other = planned.matched, Cell("tiny", "parallel")
 
     def interrupted(folder):
@@ -130,12 +130,12 @@ def test_a_mismatch_that_only_a_tiny_study_may_have_is_not_called_equal(config, 
 
 
 def test_a_probe_that_one_seed_has_shows_no_interval():
-    assert tables._with_half([0.5, None, None]) == "0.500 (1 of 3 seeds)"
+    assert report_tables._with_half([0.5, None, None]) == "0.500 (1 of 3 seeds)"
 
 
 def test_checkpoints_that_a_killed_process_left_are_removed(config, tmp_path, monkeypatch):
     chosen = replace(design.read(config), probes=())
-    planned = plan.make(chosen)
+    planned = study_plan.make(chosen)
     trial = planned.ladder.ready({})[0]
     pretend(chosen, open_store(tmp_path), trial, planned.matched[trial.cell], None)
     (tmp_path / trial.folder / "checkpoints" / "12").mkdir(parents=True)
@@ -146,7 +146,7 @@ def test_checkpoints_that_a_killed_process_left_are_removed(config, tmp_path, mo
 
 def trained_with(config, *options: str):
     """The config of a run of the study with these options."""
-    matched = next(iter(plan.make(replace(design.read(config), options=options)).matched.values()))
+    matched = next(iter(study_plan.make(replace(design.read(config), options=options)).matched.values()))
     return running.config_of_trial(Trial(Cell("tiny", "base"), 1e-2, 0), matched.config)
 
 

@@ -17,7 +17,7 @@ from xfresearch.configs.studies.common import SIZES
 from xfresearch.data.pipeline import Batches
 from xfresearch.models import transformer
 from xfresearch.runtime.errors import UserError
-from xfresearch.studies import cells, design, matching, plan
+from xfresearch.studies import cells, design, matching, study_plan
 from xfresearch.studies.cells import TUNING_SEED, Cell, Ladder, Trial
 from xfresearch.studies.design import Study
 from xfresearch.studies.rates import carry
@@ -60,7 +60,7 @@ def test_the_studies_of_the_page_can_be_planned(tmp_path):
     assert len(snippets) == 2
     for text in snippets:
         (tmp_path / "study.py").write_text(text)
-        assert plan.make(design.read(["--config", str(tmp_path / "study.py")])).runs > 10
+        assert study_plan.make(design.read(["--config", str(tmp_path / "study.py")])).runs > 10
 
 
 def test_two_arms_of_a_seed_read_the_same_batches_and_begin_with_the_same_values():
@@ -229,15 +229,15 @@ def test_parameters_are_matched_by_a_hidden_size():
 def test_the_plan_refuses_designs_that_compare_nothing(change, message):
     study = {"sizes": {"a": (), "b": ("model.depth=3",)}, "solve_in": {"wide": ""}} | change
     with pytest.raises(UserError, match=message):
-        plan.make(replace(STUDY, **study))
+        study_plan.make(replace(STUDY, **study))
 
 
 def test_labels_have_no_bits_per_byte():
     majority = ["--config", "configs/studies/norms.py:majority"]
     with pytest.raises(UserError, match="metric='bits_per_byte' is not allowed: it must be 'loss' or 'accuracy'"):
-        plan.make(design.read([*majority, "--config.metric=bits_per_byte"]))
+        study_plan.make(design.read([*majority, "--config.metric=bits_per_byte"]))
     with pytest.raises(UserError, match="probes='copying, recall' is not allowed: it must be probes that need no"):
-        plan.make(design.read([*majority, "--config.probes=('copying','recall','sink')"]))
+        study_plan.make(design.read([*majority, "--config.probes=('copying','recall','sink')"]))
 
 
 def test_names_are_those_of_directories():
@@ -331,14 +331,14 @@ def test_a_rate_that_diverges_bounds_the_grid_and_smaller_ones_are_tried_if_all_
 
 def test_the_time_is_that_of_the_runs_that_are_left():
     study = replace(STUDY, solve_in={"wide": ""}, sizes={"a": (), "b": ("model.depth=3",)})
-    made = plan.make(study)
+    made = study_plan.make(study)
     left = made.ladder.expected({Trial(CELL, 1e-3, TUNING_SEED): 1.0})
     assert len(left) == 19
     hours = 19 * made.matched[CELL].config.steps / 3600
     seconds = dict.fromkeys(made.matched, 360.0)
-    assert f"some {360 * hours:.1f} hours" in plan.time_line(made, seconds, left)
-    assert "some 0.0 minutes" in plan.time_line(made, seconds, [])
-    assert any(line.startswith("ladder     2 x 1: to say how far") for line in plan.lines(study, made, []))
+    assert f"some {360 * hours:.1f} hours" in study_plan.time_line(made, seconds, left)
+    assert "some 0.0 minutes" in study_plan.time_line(made, seconds, [])
+    assert any(line.startswith("ladder     2 x 1: to say how far") for line in study_plan.lines(study, made, []))
 
 
 def test_a_plan_counts_all_runs():

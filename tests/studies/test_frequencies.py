@@ -5,7 +5,7 @@ import math
 import pytest
 
 from xfresearch.data.tokenizers import vocab_size
-from xfresearch.run.files import parse
+from xfresearch.run.config_files import parse
 from xfresearch.run.resolving import with_vocabulary
 from xfresearch.studies.frequencies import of_frequencies
 

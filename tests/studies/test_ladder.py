@@ -14,7 +14,7 @@ from tests.studies import test_merging
 from tests.studies.tiny import FILE, MADE, run, time_nothing
 from xfresearch.runtime.errors import UserError
 from xfresearch.runtime.files import read_object, write_json
-from xfresearch.studies import conducting, design, ledger, plan, running
+from xfresearch.studies import conducting, design, ledger, running, study_plan
 from xfresearch.studies.running import open_store
 from xfresearch.training.claims import Busy
 
@@ -164,7 +164,7 @@ def test_a_rung_is_added_without_making_a_run_again(config, finished, tmp_path, 
 
 
 def test_jobs_that_start_at_once_begin_at_different_runs(config, tmp_path, instant, capsys):
-    ready = plan.make(design.read(config)).ladder.ready({})
+    ready = study_plan.make(design.read(config)).ladder.ready({})
     for number, job in enumerate((0, 3)):
         run(config, tmp_path, f"--job={job}")
         assert len(running.read_runs(tmp_path)) == number + 1
@@ -176,7 +176,7 @@ def test_jobs_that_start_at_once_begin_at_different_runs(config, tmp_path, insta
 def test_a_run_in_another_process_is_left_to_it(config, tmp_path, instant, monkeypatch):
     """Another process has the first run that is ready until this one has made all that it can."""
     small = replace(design.read(config), sizes={"w8": ("model.width=8", "model.depth=1")}, budgets=(), tune_at=(), seeds=2)
-    planned, waited = plan.make(small), []
+    planned, waited = study_plan.make(small), []
     first = planned.ladder.ready({})[0]
 
     def busy(study, store, trial, matched, count):

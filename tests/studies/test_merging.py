@@ -2,7 +2,7 @@
 
 from tests.studies.tiny import FILE, MADE, run, time_nothing
 from xfresearch.runtime.files import read_object, write_json, write_rows
-from xfresearch.studies import conducting, design, plan, running
+from xfresearch.studies import conducting, design, running, study_plan
 from xfresearch.studies.cells import Trial
 
 
@@ -45,7 +45,7 @@ def test_a_study_with_the_arms_of_two_others_trains_nothing(tmp_path, monkeypatc
 
 def test_a_result_that_measured_enough_is_found_in_any_directory(config, tmp_path):
     chosen = design.read(config)
-    cell, matched = next(iter(plan.make(chosen).matched.items()))
+    cell, matched = next(iter(study_plan.make(chosen).matched.items()))
     trial, folders = Trial(cell, 1e-2, 0), [tmp_path / name for name in ("probes", "none")]
     wanted = running.fingerprint(running.config_of_trial(trial, matched.config))
     result = {"fingerprint": wanted, "metric": chosen.metric, "held_out": running._held_out(matched.config)}

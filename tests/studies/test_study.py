@@ -15,7 +15,7 @@ from tests.studies.tiny import run
 from xfresearch import study
 from xfresearch.runtime.errors import UserError
 from xfresearch.runtime.files import read_object, write_json
-from xfresearch.studies import conducting, design, outcome, plan, report, running
+from xfresearch.studies import conducting, design, outcome, report, running, study_plan
 from xfresearch.studies.cells import Cell
 from xfresearch.studies.running import open_store
 from xfresearch.training import workdir
@@ -107,7 +107,7 @@ def test_an_arm_that_gains_nothing_by_its_size_is_named(config, finished):
     chosen, ladder, solved = design_of(config)
     template = next(iter(conducting.results(ladder, open_store(finished), solved).values()))
     chosen = replace(chosen, seeds=2, sizes={"small": chosen.sizes["tiny"], "large": ("model.width=24", "steps=12")})
-    planned = plan.make(chosen)
+    planned = study_plan.make(chosen)
     trials, collected = planned.ladder.ready({}), {}
     while trials:
         for trial in trials:
@@ -296,7 +296,7 @@ def test_an_arm_that_has_not_learnt_is_no_evidence(config, finished):
 
 
 def design_of(config):
-    planned = plan.make(design.read(config))
+    planned = study_plan.make(design.read(config))
     return planned.ladder.study, planned.ladder, planned.matched
 
 
@@ -358,7 +358,7 @@ def test_equal_seconds_are_those_of_the_first_start(config, tmp_path, monkeypatc
     known = {Cell("tiny", "base"): 1.0, Cell("tiny", "parallel"): 0.75}
     updates = read_object(tmp_path / "seconds.json")["updates"]
     assert {cell: updates["/".join(cell)]["seconds"] for cell in known} == known
-    seconds = plan.timings(design.read([*config, *flags]), cells, known)
+    seconds = study_plan.timings(design.read([*config, *flags]), cells, known)
     assert seconds == {Cell("tiny", "base"): 1.0, Cell("tiny", "parallel"): 0.75, Cell("tiny", "other"): 1.5}
 
 
@@ -369,8 +369,8 @@ def fake_times(monkeypatch, speeds: dict[str, float]) -> None:
         name = config if isinstance(config, str) else config.model.blocks["main"].layout
         return speeds[{"pre_norm": "base"}.get(name, name)]
 
-    monkeypatch.setattr(plan, "seconds_per_update", seconds)
-    monkeypatch.setattr(plan, "relative_seconds", lambda config, baseline: seconds(config) / seconds(baseline))
+    monkeypatch.setattr(study_plan, "seconds_per_update", seconds)
+    monkeypatch.setattr(study_plan, "relative_seconds", lambda config, baseline: seconds(config) / seconds(baseline))
 
 
 def test_existing_runs_have_a_report_too(finished, tmp_path):

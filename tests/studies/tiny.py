@@ -1,7 +1,7 @@
 """A study of two tiny models, and its command."""
 
 from xfresearch import study
-from xfresearch.studies import plan
+from xfresearch.studies import study_plan
 
 FILE = """
 from xfresearch.configs.studies import common
@@ -26,5 +26,5 @@ def run(config: list[str], workdir, *more: str) -> None:
 
 def time_nothing(monkeypatch) -> None:
     """Updates of all arms take a second."""
-    monkeypatch.setattr(plan, "seconds_per_update", lambda config: 1.0)
-    monkeypatch.setattr(plan, "relative_seconds", lambda config, baseline: 1.0)
+    monkeypatch.setattr(study_plan, "seconds_per_update", lambda config: 1.0)
+    monkeypatch.setattr(study_plan, "relative_seconds", lambda config, baseline: 1.0)

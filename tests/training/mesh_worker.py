@@ -19,7 +19,7 @@ from tests.tolerances import relative_error
 from xfresearch.analysis.panel import Panel
 from xfresearch.config.options import MeshConfig
 from xfresearch.models import transformer
-from xfresearch.run.files import parse
+from xfresearch.run.config_files import parse
 from xfresearch.runtime.errors import UserError
 from xfresearch.sharding.mesh import make_mesh
 from xfresearch.sharding.partition import batch_sharding, state_shardings

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from xfresearch.config.options import MeshConfig
-from xfresearch.run.files import parse
+from xfresearch.run.config_files import parse
 from xfresearch.runtime import command, distributed
 from xfresearch.runtime.errors import Stopped, UserError
 

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from xfresearch.run.closed_form import costs
-from xfresearch.run.files import parse
+from xfresearch.run.config_files import parse
 from xfresearch.training import budget
 
 

@@ -15,7 +15,7 @@ from xfresearch.checkpoints import store
 from xfresearch.checkpoints.validity import PUBLISHED
 from xfresearch.config.options import CheckpointConfig
 from xfresearch.data.tokenizers import ByteTokenizer, load_tokenizer
-from xfresearch.run.files import read_json
+from xfresearch.run.config_files import read_json
 from xfresearch.runtime import files
 from xfresearch.runtime.errors import TRANSIENT, Stopped, UserError, exit_code
 from xfresearch.train import main as train_main

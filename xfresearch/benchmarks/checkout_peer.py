@@ -23,11 +23,11 @@ def main(root: str, arguments: list[str]) -> None:
     import xfresearch
 
     memory = moved("xfresearch.runtime.memory", "xfresearch.memory")
-    parse = moved("xfresearch.run.files", "xfresearch.config.files").parse
+    parse = moved("xfresearch.run.config_files", "xfresearch.config.files").parse
 
     assert Path(xfresearch.__file__).is_relative_to(root), f"{xfresearch.__file__} is not in {root}"
     memory.reuse()
-    from xfresearch.planning.program import prepare
+    from xfresearch.planning.compiling import prepare
     from xfresearch.training.timing import Timer
 
     timer = Timer(prepare(parse(arguments)))

@@ -88,8 +88,8 @@ def with_random_weights(name: str, overrides: list[str]):
 
     from xfresearch.loading.language_model import LanguageModel
     from xfresearch.models import transformer
-    from xfresearch.planning.program import prepare
-    from xfresearch.run.files import parse
+    from xfresearch.planning.compiling import prepare
+    from xfresearch.run.config_files import parse
 
     config = prepare(parse(["--config", name, *overrides]))
     params = jax.jit(transformer.init, static_argnums=0)(config.model, jax.random.key(0))

@@ -96,8 +96,8 @@ def train(name: str, tiny: bool) -> dict:
 def short_run(workdir: Path, name: str, tiny: bool, dtype: str = "bfloat16", every: int = STEPS):
     """Trains without evaluation, samples and report, or resumes. Returns the outcome of the loop."""
     from xfresearch.data.tokenizers import tokenizer_for
-    from xfresearch.planning.program import prepare
-    from xfresearch.run.files import parse
+    from xfresearch.planning.compiling import prepare
+    from xfresearch.run.config_files import parse
     from xfresearch.training import loop
 
     own = (f"model.dtype={dtype}", "evaluation.every=0", f"checkpoint.every={every}", "log.tracker=jsonl")

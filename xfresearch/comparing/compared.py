@@ -5,7 +5,7 @@ from typing import Any
 
 from xfresearch.comparing import page, text
 from xfresearch.comparing.collecting import Comparison
-from xfresearch.runtime.rows import Rows
+from xfresearch.runtime.run_rows import Rows
 
 PAIR = ("difference", "p_holm", "verdict")  # of a run with the first one
 

@@ -103,7 +103,7 @@ BUILDERS = {
 
 
 def prepare(name: str, source, directory: Path) -> None:
-    """Writes `source` (texts.py) as TFDS data set `name` under `directory`."""
+    """Writes `source` (text_sources.py) as TFDS data set `name` under `directory`."""
     tfds.disable_progress_bar()  # the progress bar above counts bytes
     builder = BUILDERS[name](source=source, data_dir=str(directory))
     with contextlib.redirect_stdout(io.StringIO()):  # TFDS prints messages, which would mix with a command's output

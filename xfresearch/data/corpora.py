@@ -14,10 +14,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from xfresearch.config.options import DataConfig
-from xfresearch.data import texts
+from xfresearch.data import text_sources
 from xfresearch.data.cache import build_once, cache_root, complete, digest, locked, write_meta
+from xfresearch.data.corpus_files import names_files
 from xfresearch.data.facts import FactSentences
-from xfresearch.data.files import names_files
 from xfresearch.data.pairs import TASKS, PairFiles, PairTask, open_pairs
 from xfresearch.runtime.errors import UserError, nearest
 from xfresearch.runtime.files import inside, names_in
@@ -57,17 +57,17 @@ def open_corpus(corpus: str, data: DataConfig) -> "Corpus":
             raise UserError(
                 f"corpus {corpus!r}: python_stdlib takes no path; for your own files write text_files:{path}"
             )
-        return BuiltInCorpus(name, texts.PythonStdlib(), data)
+        return BuiltInCorpus(name, text_sources.PythonStdlib(), data)
     if name == "text_files":
         if not path:
             raise UserError("corpus 'text_files' needs a path: text_files:PATH, a file, directory or glob")
-        return BuiltInCorpus(name, texts.TextFiles(path, data.text_field), data)
+        return BuiltInCorpus(name, text_sources.TextFiles(path, data.text_field), data)
     if name == "facts":
         return BuiltInCorpus(name, FactSentences(path), data)
     if name == "wikitext2":
-        return BuiltInCorpus(name, texts.Wikitext2(path or data.manual_dir, root), data)
+        return BuiltInCorpus(name, text_sources.Wikitext2(path or data.manual_dir, root), data)
     if name in ("enwik8", "text8"):
-        return BuiltInCorpus(name, texts.HutterPrize(name, path or data.manual_dir, root), data)
+        return BuiltInCorpus(name, text_sources.HutterPrize(name, path or data.manual_dir, root), data)
     return TfdsCorpus(corpus, name, path, data.text_field, root / "tfds")
 
 
@@ -80,7 +80,7 @@ def _parse(corpus: str) -> tuple[str, str]:
 
 
 class BuiltInCorpus:
-    """A text source of this package (texts.py), cached as a TFDS data set."""
+    """A text source of this package (text_sources.py), cached as a TFDS data set."""
 
     def __init__(self, name: str, source, data: DataConfig):
         self.name = name
@@ -229,7 +229,7 @@ def _unknown(corpus: str, name: str) -> UserError:
 
 
 def _is_held_out(text: bytes) -> bool:
-    return texts.split_of(text) == "validation"
+    return text_sources.split_of(text) == "validation"
 
 
 def _first_line(error: Exception) -> str:

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from xfresearch.data import fact_words as words
 from xfresearch.data.cache import digest
-from xfresearch.data.files import check_utf8
+from xfresearch.data.corpus_files import check_utf8
 from xfresearch.runtime.errors import UserError
 
 SEED = 0

@@ -46,15 +46,15 @@ CASES = (
 
 def compare(case: Case) -> tuple[float, float]:
     """Bytes of the update: (by the plan's formula, compiled)."""
-    from xfresearch.planning import formula, program
-    from xfresearch.run.files import parse
+    from xfresearch.planning import compiling, formula
+    from xfresearch.run.config_files import parse
     from xfresearch.sharding.mesh import make_mesh
 
     overrides = [f"--config.{option}" for option in (*SIZES, *KERNELS, *case.overrides)]
-    config = program.prepare(parse(["--config", f"{case.config}:tiny", *overrides]))
+    config = compiling.prepare(parse(["--config", f"{case.config}:tiny", *overrides]))
     mesh = make_mesh(config, _one_device())
-    compiled = program.compile_step(program.trace(config, mesh)[1], options=SCHEDULE)
-    assert isinstance(compiled, program.Compiled), "a tiny model fits"
+    compiled = compiling.compile_step(compiling.trace(config, mesh)[1], options=SCHEDULE)
+    assert isinstance(compiled, compiling.Compiled), "a tiny model fits"
     accounted = formula.estimate_step(config, dict(mesh.shape)).memory
     return sum(accounted.values()), compiled.arguments + compiled.temporary + compiled.outputs
 

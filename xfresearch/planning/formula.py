@@ -30,7 +30,7 @@ from xfresearch.models import layers, transformer
 from xfresearch.models.counting import count_flops, count_jaxpr
 from xfresearch.models.kinds import kind_of
 from xfresearch.models.layouts import LAYOUTS
-from xfresearch.planning import device_memory, liveness, program
+from xfresearch.planning import compiling, device_memory, liveness
 from xfresearch.planning.collectives import Collective
 from xfresearch.planning.work import Work
 from xfresearch.run.config import Config
@@ -106,7 +106,7 @@ class _Shares:
 
         config = replace(self.config, training=replace(training, layers="scan"), mesh=type(self.config.mesh)())
         ignored = (lambda shape: False) if training.attention_kernel == "plain" else fused
-        jaxpr = program.trace_unsharded(program.with_plain_kernels(config)).jaxpr
+        jaxpr = compiling.trace_unsharded(compiling.with_plain_kernels(config)).jaxpr
         return liveness.peak(jaxpr, ignored, copies=training.expert_kernel == "ragged")  # the other kernels copy nothing
 
     def flops(self) -> tuple[float, float]:
@@ -138,7 +138,7 @@ def _keys(config: Config) -> set[int]:
 def _canonical(config: Config, remat: str) -> Config:
     """The config with a batch of one sequence, so that one trace is used for all batch sizes and meshes."""
     training = with_values(config.training, {"remat": remat, "accumulate": 1, "layers": "scan"})
-    return program.with_plain_kernels(replace(config, batch_size=1, training=training, mesh=type(config.mesh)()))
+    return compiling.with_plain_kernels(replace(config, batch_size=1, training=training, mesh=type(config.mesh)()))
 
 
 @lru_cache
@@ -150,7 +150,7 @@ def _shapes(config: Config):
 
 @lru_cache
 def _trace_of_one_sequence(config: Config):
-    return program.trace_unsharded(config).jaxpr
+    return compiling.trace_unsharded(config).jaxpr
 
 
 @lru_cache

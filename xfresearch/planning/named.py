@@ -77,12 +77,12 @@ def candidates(plan: Named) -> list[tuple[str, ...]]:
     These are the fastest that fit by the formula, then the one that needs the least memory, since the formula may be
     wrong.
     """
-    from xfresearch.planning import program, search, topologies
-    from xfresearch.run.files import parse
+    from xfresearch.planning import compiling, search, topologies
+    from xfresearch.run.config_files import parse
 
     topologies.set_environment()
     topology = topologies.parse(plan.topology)
-    config = program.prepare(parse(["--config", str(ROOT / plan.config)]))
+    config = compiling.prepare(parse(["--config", str(ROOT / plan.config)]))
     found = search.by_formula(config, topology, 1e12, topologies.tpu_devices(topology), batches=(1,))
     return ranked([plan for _, plan in found])
 

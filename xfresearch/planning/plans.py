@@ -5,7 +5,7 @@ from math import prod
 
 from xfresearch.models import layers
 from xfresearch.models.model_config import mixtures
-from xfresearch.planning import device_memory, program
+from xfresearch.planning import compiling, device_memory
 from xfresearch.planning.chips import CHIPS
 from xfresearch.planning.collectives import collectives
 from xfresearch.planning.links import locations
@@ -27,14 +27,14 @@ def compiled_plan(config: Config, topology: Topology, tokens: float, devices, te
     """
     from xfresearch.sharding.mesh import make_mesh, spread_axis
 
-    config = program.prepare(config)
+    config = compiling.prepare(config)
     mesh = make_mesh(config, devices)
-    state, traced = program.trace(config, mesh)
-    compiled = program.compile_step(traced, text_file)
+    state, traced = compiling.trace(config, mesh)
+    compiled = compiling.compile_step(traced, text_file)
     sizes = dict(mesh.shape)
     between = spread_axis(sizes, topology.slices, config.mesh.between)
     plan = header(config, topology, sizes, "compiled") | {"compile_seconds": compiled.seconds}
-    if isinstance(compiled, program.OutOfMemory):
+    if isinstance(compiled, compiling.OutOfMemory):
         return plan | {"memory": _memory_of_failed(config, sizes, state, traced, compiled)}
     works = work(compiled.program, routed_tokens(config, sizes), config.model.causal)
     moved = collectives(compiled.program, sizes, between, topology.slices)
@@ -95,7 +95,7 @@ def describe(topology: Topology, dtype: str) -> dict:
     }
 
 
-def _memory(config: Config, topology: Topology, mesh: dict, state, compiled: program.Compiled) -> dict:
+def _memory(config: Config, topology: Topology, mesh: dict, state, compiled: compiling.Compiled) -> dict:
     parts: dict[str, float] = {**device_memory.state_bytes(state)}
     kept = device_memory.kept_activations(compiled.program)
     activations = min(sum(size for _, _, size in kept), compiled.temporary)
@@ -112,7 +112,7 @@ def _memory(config: Config, topology: Topology, mesh: dict, state, compiled: pro
     return figures | {"largest": largest, "advice": advice(config, mesh, parts, available)}
 
 
-def _memory_of_failed(config: Config, mesh: dict, state, traced, failed: program.OutOfMemory) -> dict:
+def _memory_of_failed(config: Config, mesh: dict, state, traced, failed: compiling.OutOfMemory) -> dict:
     parts = device_memory.state_bytes(state)
     repeats = layers.most_repeats(config.model)
     kept = device_memory.kept_in_trace(traced.jaxpr.jaxpr, repeats, mesh)
@@ -158,7 +158,7 @@ def advice(config: Config, mesh: dict[str, int], parts: dict, available: float) 
 def _flops(config: Config, works, topology: Topology) -> dict:
     """FLOPs of one step on all devices, in the traced and in the compiled program."""
     return {
-        "traced": program.traced_flops(config),
+        "traced": compiling.traced_flops(config),
         "compiled": sum(w.runs * w.flops for w in works) * topology.devices,
     }
 
@@ -222,7 +222,7 @@ def formula_plan(config: Config, topology: Topology, tokens: float, devices) -> 
     from xfresearch.sharding.mesh import make_mesh
     from xfresearch.training.kernel_choices import kernel_choices
 
-    config = program.prepare(config)
+    config = compiling.prepare(config)
     mesh = make_mesh(config, devices)
     kernel_choices(config, mesh)  # raises UserError if the config names a kernel that does not support this machine
     sizes = dict(mesh.shape)
@@ -271,14 +271,14 @@ def check(config: Config) -> dict:
     from xfresearch.planning.formula import abstract_mesh
     from xfresearch.sharding.mesh import AXES, check_batch, mesh_sizes
 
-    config = program.prepare(config)
+    config = compiling.prepare(config)
     mesh = replace(config.mesh, data=1) if config.mesh.data == -1 else config.mesh
     for axis in AXES:
         require(getattr(mesh, axis) > 0, f"mesh.{axis}", getattr(mesh, axis), "at least 1 without --topology")
     sizes = mesh_sizes(mesh, prod(getattr(mesh, axis) for axis in AXES))
     check_batch(sizes, config.batch_size, config.sequence_length, config.training.accumulate)
     device = AbstractDevice(CHIPS["v5p"].kind, num_cores=None, platform="tpu")
-    state, traced = program.trace(config, abstract_mesh(sizes, device))
+    state, traced = compiling.trace(config, abstract_mesh(sizes, device))
     traced.lower(lowering_platforms=("tpu",))
     kept = device_memory.kept_in_trace(traced.jaxpr.jaxpr, layers.most_repeats(config.model), sizes)
     parts: dict[str, float] = {**device_memory.state_bytes(state)}

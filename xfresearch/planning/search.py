@@ -5,7 +5,7 @@ from itertools import product
 
 from xfresearch.config.fields import with_values
 from xfresearch.models.model_config import mixtures
-from xfresearch.planning import plans, program
+from xfresearch.planning import compiling, plans
 from xfresearch.planning.topologies import Topology, gpus, tpu_devices
 from xfresearch.run.config import Config
 from xfresearch.runtime.errors import UserError
@@ -23,7 +23,7 @@ def search(config: Config, topology: Topology, tokens: float) -> dict:
 
     Raises UserError if no mesh fits the config.
     """
-    config = program.prepare(config)
+    config = compiling.prepare(config)
     devices = tpu_devices(topology) if topology.tpu else gpus(topology)
     tried = by_formula(config, topology, tokens, devices)
     margin = MARGIN if topology.tpu else 1

@@ -20,7 +20,7 @@ from xfresearch.config.fields import option
 from xfresearch.config.groups import to_config_dict
 from xfresearch.run.closed_form import costs
 from xfresearch.run.config import Config
-from xfresearch.run.files import parse, parse_as
+from xfresearch.run.config_files import parse, parse_as
 from xfresearch.run.resolving import with_vocabulary
 from xfresearch.runtime.errors import UserError, nearest, require
 from xfresearch.studies import probes

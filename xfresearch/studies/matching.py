@@ -1,6 +1,6 @@
 """Arms of equal cost: solves for the size or the number of updates that gives an arm what the baseline has.
 
-Seconds depend on the machine: an update of every cell is timed (plan.py), and the number of updates follows.
+Seconds depend on the machine: an update of every cell is timed (study_plan.py), and the number of updates follows.
 """
 
 from collections.abc import Callable, Mapping

@@ -14,13 +14,13 @@ from xfresearch.pages.html import write_page
 from xfresearch.pages.intervals import Interval, intervals
 from xfresearch.runtime.files import write_text
 from xfresearch.runtime.terminal import visible
-from xfresearch.studies import tables
+from xfresearch.studies import report_tables
 from xfresearch.studies.growth import LEAST_SPREAD
 from xfresearch.studies.matching import LARGEST_MISMATCH
 from xfresearch.studies.outcome import points
+from xfresearch.studies.report_tables import UNITS, all_sizes, edge_in_words, in_markdown, seeds_error
 from xfresearch.studies.simultaneous import ALPHA
 from xfresearch.studies.statistics import SMALL
-from xfresearch.studies.tables import UNITS, all_sizes, edge_in_words, in_markdown, seeds_error
 
 MATCHED = {"flops": "FLOPs", "parameters": "parameters", "tokens": "tokens", "seconds": "seconds"}
 COSTS = {"training_flops": "FLOPs of training", "seconds": "seconds of training"}
@@ -275,14 +275,14 @@ def markdown(outcome: Mapping) -> str:
     study = outcome["study"]
     parts = [f"# {study['question']}", "", *(f"- {line}" for line in verdicts(outcome)), ""]
     parts += [training(outcome), "", f"Rule: {study['rule']}", ""]
-    for table in tables.main_tables(outcome):
+    for table in report_tables.main_tables(outcome):
         parts += _section(table)
     parts += ["## Limits", "", *(f"- {line}" for line in notes(outcome)), ""]
-    parts += [line for table in tables.appendix(outcome) for line in _section(table)] + ["## Design", ""]
+    parts += [line for table in report_tables.appendix(outcome) for line in _section(table)] + ["## Design", ""]
     return "\n".join([*parts, *(f"- {name}: {value}" for name, value in (*design(outcome), *made(outcome))), ""])
 
 
-def _section(table: tables.Table) -> list[str]:
+def _section(table: report_tables.Table) -> list[str]:
     about = [table.about, ""] if table.about else []
     return [f"## {table.title}", "", in_markdown(table.columns, table.rows), "", *about]
 
@@ -318,11 +318,11 @@ def page(outcome: Mapping) -> dict:
         "verdicts": verdicts(outcome),
         "picture": picture(outcome),
         "training": training(outcome),
-        "tables": tables.main_tables(outcome),
+        "tables": report_tables.main_tables(outcome),
         "styles": dict(zip(study["arms"], styles(len(study["arms"])), strict=True)),
         "charts": {size: _charts(outcome, size) for size in outcome["sizes"]},
         "notes": notes(outcome),
-        "appendix": tables.appendix(outcome),
+        "appendix": report_tables.appendix(outcome),
         "design": design(outcome),
         "made": made(outcome),
     }

@@ -20,12 +20,12 @@ from xfresearch.data.labels import predicts_next, trains_on_labels
 from xfresearch.data.tokenizers import vocab_size
 from xfresearch.run.closed_form import costs
 from xfresearch.run.config import Config
-from xfresearch.run.files import Source, as_arguments
+from xfresearch.run.config_files import Source, as_arguments
 from xfresearch.run.resolving import with_vocabulary
 from xfresearch.runtime.errors import UserError
 from xfresearch.runtime.files import exists, inside
 from xfresearch.runtime.progress import stage
-from xfresearch.runtime.rows import Rows
+from xfresearch.runtime.run_rows import Rows
 from xfresearch.runtime.terminal import filtered
 from xfresearch.studies.running import RESULT_FILE, Counted, Wanted, read_result, seconds, train_and_measure
 from xfresearch.training import start, trackers

@@ -21,7 +21,7 @@ from xfresearch.checkpoints import store
 from xfresearch.config.overrides import split
 from xfresearch.config.shipped import located
 from xfresearch.run.config import Config
-from xfresearch.run.files import Source
+from xfresearch.run.config_files import Source
 from xfresearch.run.resolving import with_vocabulary
 from xfresearch.runtime import distributed
 from xfresearch.runtime.command import as_typed

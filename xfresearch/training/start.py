@@ -25,7 +25,7 @@ from xfresearch.loading import loading
 from xfresearch.models import transformer
 from xfresearch.models.model_config import ModelConfig
 from xfresearch.models.transformer import abstract_params
-from xfresearch.run import files
+from xfresearch.run import config_files
 from xfresearch.run.config import Config
 from xfresearch.runtime import distributed
 from xfresearch.runtime.errors import require
@@ -41,17 +41,17 @@ FIXED = {
 TABLES = ("embed/table", "head/table", "head_bias/bias", "position/table", "shared/relative_key")  # rows come first
 
 
-def parse(arguments: Sequence[files.Source], workdir: str = "") -> Config:
+def parse(arguments: Sequence[config_files.Source], workdir: str = "") -> Config:
     """`files.parse`; with config.start.path, the model and the tokenizer are those of the trained model, or of the run
     in `workdir` that resumes. Raises UserError if an option changes them in a way that is not allowed."""
-    path = files.start_path(arguments)
+    path = config_files.start_path(arguments)
     if not path:
-        return files.parse(arguments)
+        return config_files.parse(arguments)
     saved = saved_config(workdir) if workdir and store.steps(workdir) else None
     if saved and saved.start.path == path:
-        return files.parse(arguments, saved.model, saved.data.tokenizer)
+        return config_files.parse(arguments, saved.model, saved.data.tokenizer)
     stored = loading.stored(path)
-    config = files.parse(arguments, stored.model, stored.tokenizer)
+    config = config_files.parse(arguments, stored.model, stored.tokenizer)
     check_options(stored.model, config)
     check_tokenizer(stored.tokenizer, config)
     return config

@@ -21,7 +21,7 @@ from xfresearch.config.comparing import RESULT, differences
 from xfresearch.config.reading import from_dict, to_json
 from xfresearch.data.tokenizers import is_tokenizer_file
 from xfresearch.run.config import Config
-from xfresearch.run.files import read_json
+from xfresearch.run.config_files import read_json
 from xfresearch.runtime import distributed
 from xfresearch.runtime.errors import UserError, disk_errors
 from xfresearch.runtime.files import (

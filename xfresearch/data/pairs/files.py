@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 
-from xfresearch.data.files import READER, find_files
+from xfresearch.data.corpus_files import READER, find_files
 from xfresearch.data.rows import READERS, text_of
-from xfresearch.data.texts import SPLITS, split_of
+from xfresearch.data.text_sources import SPLITS, split_of
 from xfresearch.runtime.errors import UserError, nearest
 from xfresearch.runtime.formats import WHAT, refused, sniff
 

@@ -12,7 +12,7 @@ from itertools import islice
 
 from xfresearch.config.fields import option
 from xfresearch.data.tasks.samples import ENDLESS
-from xfresearch.data.texts import SPLITS, split_of
+from xfresearch.data.text_sources import SPLITS, split_of
 from xfresearch.runtime.errors import UserError, require
 
 SAMPLE = 2000  # pairs that a tokenizer is trained on

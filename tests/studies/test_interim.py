@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import special
 
-from xfresearch.studies.stopping import levels
+from xfresearch.studies.interim import levels
 
 
 def test_bounds_are_those_of_lan_and_demets():

@@ -18,8 +18,8 @@ from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 
+from xfresearch.data.corpus_files import READER, find_files, read_documents
 from xfresearch.data.download import Published
-from xfresearch.data.files import READER, find_files, read_documents
 from xfresearch.runtime.errors import UserError
 
 SPLITS = ("train", "validation", "test")

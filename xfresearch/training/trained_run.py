@@ -9,10 +9,10 @@ from xfresearch.checkpoints import store
 from xfresearch.loading.language_model import LanguageModel
 from xfresearch.loading.loading import load
 from xfresearch.run.config import Config
-from xfresearch.run.files import read_json
+from xfresearch.run.config_files import read_json
 from xfresearch.runtime.errors import UserError
 from xfresearch.runtime.files import exists, inside
-from xfresearch.runtime.rows import Rows
+from xfresearch.runtime.run_rows import Rows
 from xfresearch.training.metrics import read_metrics
 from xfresearch.training.report import write_report
 from xfresearch.training.workdir import lineage, starts
