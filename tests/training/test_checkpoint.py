@@ -143,7 +143,7 @@ def orbax_error(code: int) -> ValueError:
 def test_a_disk_that_fails_is_not_damage(saved, monkeypatch, failures, error):
     """It is tried again; if it goes on failing, nothing is moved, and the exit code says that a retry may help."""
     workdir, state = saved
-    read = store._read_files
+    read = store.read_files
     tries = []
 
     def failing(*arguments):
@@ -152,7 +152,7 @@ def test_a_disk_that_fails_is_not_damage(saved, monkeypatch, failures, error):
             raise ValueError("Orbax says something") from error
         return read(*arguments)
 
-    monkeypatch.setattr(store, "_read_files", failing)
+    monkeypatch.setattr(store, "read_files", failing)
     monkeypatch.setattr(store.time, "sleep", lambda seconds: None)
     if failures == 2:
         restored, _ = store.restore(workdir, 7, abstract(state))
@@ -172,7 +172,7 @@ def test_a_missing_or_short_file_is_damage_at_once(saved, monkeypatch, error):
     def failing(*_):
         raise error
 
-    monkeypatch.setattr(store, "_read_files", failing)
+    monkeypatch.setattr(store, "read_files", failing)
     with pytest.raises(store.Corrupt):
         store.restore(workdir, 7, abstract(state))
 
@@ -195,7 +195,7 @@ def test_in_a_bucket_a_checkpoint_is_complete_once_the_marker_is_written(tmp_pat
 
 
 def test_a_checkpoint_of_an_earlier_version_has_no_digest_and_is_not_damaged(tmp_path, monkeypatch):
-    monkeypatch.setattr(store, "_with_digest", lambda meta: meta)
+    monkeypatch.setattr(store, "with_digest", lambda meta: meta)
     params = make_state()["params"]
     store.save_params(tmp_path, 5, params)
     jax.tree.map(np.testing.assert_array_equal, store.restore_params(tmp_path, 5, abstract(params)), params)

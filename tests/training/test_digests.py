@@ -150,10 +150,10 @@ def test_the_sums_of_earlier_versions_miss_signs():
 def of_earlier_version(workdir, step: int, params: dict) -> None:
     """Writes a checkpoint as versions did that recorded sums."""
     with pytest.MonkeyPatch.context() as patch:
-        with_digest = store._with_digest
+        with_digest = store.with_digest
         patch.setattr(store, "digests", weak_sums)
         renamed = {"digests": "fingerprints"}
-        patch.setattr(store, "_with_digest", lambda m: with_digest({renamed.get(k, k): v for k, v in m.items()}))
+        patch.setattr(store, "with_digest", lambda m: with_digest({renamed.get(k, k): v for k, v in m.items()}))
         store.save_params(workdir, step, params)
 
 

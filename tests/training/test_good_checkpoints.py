@@ -178,14 +178,14 @@ def test_readers_are_told_when_deletion_has_begun(tmp_path, monkeypatch):
 @pytest.mark.parametrize("locks", [True, False])
 def test_a_reader_takes_the_next_checkpoint_if_the_run_deletes_its_own(run, monkeypatch, capsys, locks):
     """On file systems without locks, and in buckets, the files go while they are read."""
-    read, folder = store._read_files, store.directory(run)
+    read, folder = store.read_files, store.directory(run)
 
     def slow(path, wanted):
         if path.name == "20":
             os.rename(folder / "20", folder / "30")
         return read(path, wanted)
 
-    monkeypatch.setattr(store, "_read_files", slow)
+    monkeypatch.setattr(store, "read_files", slow)
     if not locks:
         monkeypatch.setattr(pruning, "open_lock", lambda *_: (_ for _ in ()).throw(OSError("no locks")))
     assert xf.load(run).step == 30

@@ -236,7 +236,7 @@ def test_a_run_of_an_earlier_version_says_what_is_not_recorded_and_other_devices
     del whole["digest"]
     recorded = whole["manifest"]
     kept = {name: text for name, text in recorded.items() if not manifest._kind(name) or name == "devices"}
-    meta.write_text(json.dumps(store._with_digest(whole | {"manifest": kept})))
+    meta.write_text(json.dumps(store.with_digest(whole | {"manifest": kept})))
     monkeypatch.setattr(identity, "devices", lambda: "8 x TPU v5")
     resumed, uninterrupted = interrupted()
     assert resumed == uninterrupted

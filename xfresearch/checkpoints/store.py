@@ -142,15 +142,15 @@ class Checkpoints:
         evaluated. Raises Stopped if a write failed."""
         self.wait()
         save = self.ocp.args
-        items = _items(state)
-        reason = fault(items, meta.get("evaluation", {}) if meta.get("evaluated") == step else {})
+        items = items_of(state)
+        reason = fault_before_writing(step, items, meta)
         if reason:
             return reason
         self.add_loss(step, loss)
         losses = {kept: self.kept.losses[kept] for kept in [*self.manager.all_steps(), step] if kept in self.kept.losses}
         meta = meta | {"step": step, "losses": losses, VALIDATED: True, "digests": digests(items)}
         arguments = {name: save.StandardSave(tree) for name, tree in items.items()}
-        arguments["meta"] = save.JsonSave(_with_digest(meta))
+        arguments["meta"] = save.JsonSave(with_digest(meta))
         self.writing, self.begun = step, time.monotonic()
         self._guard(lambda: self.manager.save(step, args=save.Composite(**arguments)))
         return ""
@@ -181,15 +181,15 @@ class Checkpoints:
         try:
             action()
         except Exception as error:  # full disk, lost mount: the type that Orbax raises depends on the file system
-            if distributed.is_active() and distributed.COLLECTIVE.search(_reason(error)):
+            if distributed.is_active() and distributed.COLLECTIVE.search(reason_of(error)):
                 raise  # a lost process is reported as such, not as a failed write
             kept = published(self.directory.parent)
             if self.writing in kept:  # it was written first
-                print(f"warning: an old checkpoint could not be removed: {_reason(error)}", file=sys.stderr)
+                print(f"warning: an old checkpoint could not be removed: {reason_of(error)}", file=sys.stderr)
                 return
             last = f"the last checkpoint, step {kept[-1]}, is intact" if kept else "there is no earlier checkpoint"
             cause = error if disk_errors(error) else _refusal(self.directory) or error
-            raise Stopped(f"a checkpoint could not be written ({_reason(error)}); {last}") from cause
+            raise Stopped(f"a checkpoint could not be written ({reason_of(error)}); {last}") from cause
 
 
 def _refusal(path: epath.Path) -> OSError | None:
@@ -204,13 +204,8 @@ def _refusal(path: epath.Path) -> OSError | None:
 def restore(workdir, step: int, abstract_state: dict) -> tuple[dict, dict]:
     """The training state of `step`, with the shardings of `abstract_state`, and its meta. Raises Unusable if it is damaged,
     is not good, or was deleted meanwhile."""
-    wanted = _items(abstract_state)
-    items, meta = _read_good(workdir, step, wanted)
-    flat, structure = jax.tree_util.tree_flatten_with_path(
-        {k: v for k, v in abstract_state.items() if k not in ITEMS[:2]}
-    )
-    rest = jax.tree.unflatten(structure, [items["rest"][jax.tree_util.keystr(path)] for path, _ in flat])
-    return {**rest, **{name: items[name] for name in ITEMS[:2] if name in items}}, meta
+    items, meta = _read_good(workdir, step, items_of(abstract_state))
+    return state_of(items, abstract_state), meta
 
 
 def restore_params(workdir, step: int, abstract_params: dict, named: bool = False) -> dict:
@@ -227,16 +222,31 @@ def save_params(workdir, step: int, params: dict) -> None:
     ocp = orbax()
     good = {} if fault({"params": params}, {}) else {VALIDATED: True}
     with writing.manager(directory(workdir)) as manager:
-        meta = _with_digest({"step": step, **good, "digests": digests({"params": params})})
+        meta = with_digest({"step": step, **good, "digests": digests({"params": params})})
         items = {"params": ocp.args.StandardSave(params), "meta": ocp.args.JsonSave(meta)}
         manager.save(step, args=ocp.args.Composite(**items))
 
 
-def _items(state: dict) -> dict:
+def items_of(state: dict) -> dict:
     """The items of a checkpoint: params, ema and rest. Optax's types in `rest` become one flat dict."""
     flat, _ = jax.tree_util.tree_flatten_with_path({k: v for k, v in state.items() if k not in ITEMS[:2]})
     items = {"params": state["params"], "rest": {jax.tree_util.keystr(path): leaf for path, leaf in flat}}
     return items | ({"ema": state["ema"]} if "ema" in state else {})
+
+
+def state_of(items: dict, abstract_state: dict) -> dict:
+    """The training state whose items these are."""
+    flat, structure = jax.tree_util.tree_flatten_with_path(
+        {k: v for k, v in abstract_state.items() if k not in ITEMS[:2]}
+    )
+    rest = jax.tree.unflatten(structure, [items["rest"][jax.tree_util.keystr(path)] for path, _ in flat])
+    return {**rest, **{name: items[name] for name in ITEMS[:2] if name in items}}
+
+
+def fault_before_writing(step: int, items: dict, meta: dict) -> str:
+    """`fault` of a state that is about to be saved. `meta` has its `evaluation`, if it was evaluated. All processes call
+    this."""
+    return fault(items, meta.get("evaluation", {}) if meta.get("evaluated") == step else {})
 
 
 def _read_good(workdir, step: int, wanted: dict, chosen: bool = False) -> tuple[dict, dict]:
@@ -265,7 +275,7 @@ def _read(workdir, step: int, wanted: dict) -> tuple[dict, dict]:
         with reading(path) as there:
             if not there:
                 raise Deleted(step)
-            arrays, meta = _retried(lambda: _read_files(path, wanted))
+            arrays, meta = _retried(lambda: read_files(path, wanted))
         recorded = meta["digests"] if "digests" in meta else meta["fingerprints"]  # of an earlier version
         recorded = {path: value for path, value in recorded.items() if path.split("/")[0] in wanted}
     except Exception as error:  # the type depends on where the file is truncated or altered
@@ -273,15 +283,15 @@ def _read(workdir, step: int, wanted: dict) -> tuple[dict, dict]:
         if disk_errors(error):
             unread = error
         else:
-            damage = _reason(error)
+            damage = reason_of(error)
     if distributed.first_message("deleted" if deleted else ""):
         raise Deleted(step)
-    message = distributed.first_message(_reason(unread) if unread else "")
+    message = distributed.first_message(reason_of(unread) if unread else "")
     if message:
         raise Stopped(f"checkpoint {step} in {workdir} cannot be read, but may be intact: {message}") from unread
-    _agree(step, damage)  # before the digests, which all processes compute together
+    agree(step, damage)  # before the digests, which all processes compute together
     other = changed(recorded, arrays)
-    _agree(step, f"{other} does not have the digest that was recorded with it" if other else "")
+    agree(step, f"{other} does not have the digest that was recorded with it" if other else "")
     if is_weak(recorded) and distributed.first():
         print(
             f"checkpoint {step} in {workdir} is weakly checked: its sums, of an earlier version, miss some changes",
@@ -311,7 +321,7 @@ def _retried(read: Callable):
     return read()
 
 
-def _with_digest(meta: dict) -> dict:
+def with_digest(meta: dict) -> dict:
     """`meta` in JSON's types, with a digest of all of it."""
     meta = json.loads(json.dumps(meta, default=float))
     return meta | {"digest": _digest(meta)}
@@ -321,14 +331,14 @@ def _digest(meta: dict) -> str:
     return hashlib.sha256(json.dumps(meta, sort_keys=True).encode()).hexdigest()
 
 
-def _reason(error: BaseException) -> str:
+def reason_of(error: BaseException) -> str:
     """The original cause in one line. The errors that Orbax wraps it in describe Orbax only."""
     while error.__cause__ is not None:
         error = error.__cause__
     return " ".join(str(error).split())[:300] or type(error).__name__
 
 
-def _read_files(path: epath.Path, wanted: dict) -> tuple[dict, dict]:
+def read_files(path: epath.Path, wanted: dict) -> tuple[dict, dict]:
     """Each process reads on its own, so that one that fails does not leave the others waiting in an Orbax barrier."""
     for name in ("meta", *wanted):
         if not exists(path / name):  # raises an error of the disk
@@ -344,7 +354,7 @@ def _read_files(path: epath.Path, wanted: dict) -> tuple[dict, dict]:
         return {name: reader.restore(path / name, tree) for name, tree in wanted.items()}, meta
 
 
-def _agree(step: int, damage: str) -> None:
+def agree(step: int, damage: str) -> None:
     """Raises Corrupt in every process if `damage` is not empty in any of them."""
     damage = distributed.first_message(damage)
     if damage:

@@ -1,7 +1,8 @@
-"""Orbax's checkpoint manager with four changes.
+"""Orbax's checkpoint manager with four changes, and a writer of the shards of one process (emergency.py).
 
-It leaves notices of preemption to the training loop. It writes a checkpoint to the disk before it gives the directory its
-name. It deletes no checkpoint that a reader has locked. It prints no errors of arrays whose writing was given up.
+The manager leaves notices of preemption to the training loop. It writes a checkpoint to the disk before it gives the
+directory its name. It deletes no checkpoint that a reader has locked. Neither prints errors of arrays whose writing was
+given up.
 """
 
 import asyncio
@@ -9,9 +10,11 @@ import errno
 import logging
 import os
 import sys
-from functools import cache
+from collections.abc import Sequence
+from functools import cache, partial
 from pathlib import Path
 
+import jax
 from etils import epath
 
 from xfresearch.checkpoints.pruning import Pruner
@@ -55,6 +58,40 @@ def _manager_class():
             return False
 
     return Manager
+
+
+def shards_writer(names: Sequence[str]):
+    """An AsyncCheckpointer with which this process writes the shards of its devices, of items with these names. It waits for
+    no other process."""
+    ocp = orbax()
+    index = jax.process_index()
+    alone = ocp.options.MultiprocessingOptions(
+        primary_host=index, active_processes={index}, barrier_sync_key_prefix=f"process-{index}"
+    )
+    # Without a replica's number, each shard of this process is written once. By default only the first replica writes.
+    shards = ocp.type_handlers.ArrayHandler(primary_host=index, replica_id=None, use_replica_parallel=False)
+    registry = ocp.type_handlers.create_type_handler_registry((jax.Array, shards))
+    # The signals of directories that are made in the background have the same names in all processes.
+    made_first = ocp.options.AsyncOptions(create_directories_asynchronously=False)
+    arrays = partial(ocp.PyTreeCheckpointHandler, multiprocessing_options=alone, type_handler_registry=registry)
+    handlers = {name: arrays() for name in names}
+    handlers["meta"] = ocp.JsonCheckpointHandler(multiprocessing_options=alone)
+    composite = ocp.CompositeCheckpointHandler(
+        composite_options=ocp.CompositeOptions(
+            multiprocessing_options=alone, async_options=made_first, temporary_path_class=_synced_path_class()
+        ),
+        **handlers,
+    )
+    return ocp.AsyncCheckpointer(
+        composite, async_options=made_first, multiprocessing_options=alone, temporary_path_class=_synced_path_class()
+    )
+
+
+def write_shards(writer, path: epath.Path, items: dict, meta: dict) -> None:
+    """Starts writing the shards of `items` and `meta` to the directory `path` with a `shards_writer`."""
+    save = orbax().args
+    arguments = {name: save.PyTreeSave(tree) for name, tree in items.items()} | {"meta": save.JsonSave(meta)}
+    writer.save(path, args=save.Composite(**arguments))
 
 
 @cache

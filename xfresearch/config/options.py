@@ -129,6 +129,10 @@ class CheckpointConfig:
     keep: int = option(2, "number of newest checkpoints to keep; the last one that is known to be good always is", low=1)
     keep_every: int = option(0, "also save and keep those of `every` whose step is a multiple of this; 0 for none", low=0)
     keep_best: bool = option(True, "also keep the checkpoint with the best loss on evaluation.sequences sequences")
+    emergency: str = option(
+        "", "directory on each machine, best in memory, for emergency checkpoints (docs/launch.md); '' for none"
+    )
+    emergency_every: int = option(50, "updates between emergency checkpoints", low=1)
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from pathlib import Path
 LINES = 2000  # the number of last lines kept for each process
 END = "\x04"  # starts the end marker: the process ended in order
 LOG_ONLY = "\x05"  # starts a line that goes to the log and is not printed
+EMERGENCY = "\x06"  # starts the path of this process's emergency checkpoints
 OURS = re.compile(r"(error|stopped|failed|interrupted|warning)\b")
 RUNTIME = re.compile(r"[EFW]\d{4} [\d:.]+ +\d+ (coordination_service|client\.h|preemption_sync|.*distributed)")
 UNHEALTHY = re.compile(r"unhealthy \(stopped sending heartbeats\):\n((?:\d+\n)+)|Task (\d+) heartbeat timeout")
@@ -50,6 +51,11 @@ def write_log_only(text: str) -> None:
     os.write(2, "".join(f"{LOG_ONLY}{line}\n" for line in text.splitlines()).encode())
 
 
+def send_emergency(path: str) -> None:
+    """Tells the monitor where this process keeps its emergency checkpoints."""
+    os.write(2, f"{EMERGENCY}{path}\n".encode())
+
+
 def send_end(keep_log: bool = False) -> None:
     """Tells the monitor that this process ends in order; with `keep_log`, the monitor writes the log all the same."""
     sys.stdout.flush()
@@ -66,7 +72,11 @@ def main(index: int, count: int, workdir: str) -> None:
     kept: deque[str] = deque(maxlen=LINES)
     quiet = False
     ending = None
+    emergency = ""
     for line in sys.stdin:
+        if line.startswith(EMERGENCY):
+            emergency = line.strip("\n" + EMERGENCY)
+            continue
         if line.startswith(END):
             ending = line.strip("\n" + END)
             continue
@@ -75,7 +85,7 @@ def main(index: int, count: int, workdir: str) -> None:
         if OURS.match(line) or not (quiet or line.startswith(LOG_ONLY) or NOISE.match(line)):
             print_line(index, line)
     if ending is None:
-        print_line(index, diagnose("".join(kept), index, count, workdir) + "\n")
+        print_line(index, diagnose("".join(kept), index, count, workdir, emergency) + "\n")
     if ending != "":
         path = as_path(workdir) / log_name(index)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -90,7 +100,7 @@ def print_line(index: int, line: str) -> None:
     sys.stdout.flush()
 
 
-def diagnose(text: str, index: int, count: int, workdir: str) -> str:
+def diagnose(text: str, index: int, count: int, workdir: str, emergency: str = "") -> str:
     """One line that gives the reason for an end without an end marker, read from the last lines `text`."""
     log = f"{workdir}/{log_name(index)}"
     lost = sorted({int(number) for match in UNHEALTHY.findall(text) for number in " ".join(match).split()} - {index})
@@ -100,18 +110,28 @@ def diagnose(text: str, index: int, count: int, workdir: str) -> str:
         return f"stopped: process {index} of {count} was killed or crashed; its last lines are in {log}"
     names = f"process {lost[0]}" if len(lost) == 1 else "processes " + ", ".join(map(str, lost))
     verb = "is" if len(lost) == 1 else "are"
-    return f"stopped: {names} of {count} {verb} lost; {resume_hint(workdir)} (details in {log})"
+    return f"stopped: {names} of {count} {verb} lost; {resume_hint(workdir, emergency)} (details in {log})"
 
 
-def resume_hint(workdir: str) -> str:
+def resume_hint(workdir: str, emergency: str = "") -> str:
     """Names the step from which the run will resume."""
-    checkpoints = as_path(workdir) / "checkpoints"
-    found = list(checkpoints.iterdir()) if checkpoints.exists() else []
+    saved = newest_good(as_path(workdir) / "checkpoints")
+    kept = newest_good(as_path(emergency)) if emergency else 0
+    if kept > saved:
+        return (
+            f"the same command resumes from the emergency checkpoint of step {kept}, or from an earlier one if a machine "
+            f"that had it is lost (the newest in {workdir} is step {saved})"
+        )
+    return f"the same command resumes from step {saved}"
+
+
+def newest_good(directory) -> int:
+    """The step of the newest good checkpoint in a directory; 0 without one."""
+    found = list(directory.iterdir()) if directory.exists() else []
     found = [path for path in found if re.fullmatch("[0-9]{1,18}", path.name)]
     # A good checkpoint has the first of these files and not the second (checkpoints/validity.py).
     good = [path for path in found if (path / "commit_success.txt").exists() and not (path / "rejected").exists()]
-    steps = [int(path.name) for path in good]
-    return f"the same command resumes from step {max(steps, default=0)}"
+    return max((int(path.name) for path in good), default=0)
 
 
 def as_path(workdir: str):

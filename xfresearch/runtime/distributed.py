@@ -253,17 +253,30 @@ def _broadcast(strings: tuple[str, str], size: int = 4096) -> tuple[str, str]:
     return kind, rest
 
 
-def shared(value: Any) -> Any:
-    """The `value` of process 0, in every process. JSON must be able to write it."""
+def shared(value: Any, source: int | None = None) -> Any:
+    """The `value` of the first process, or of the one with JAX's index `source`, in every process. JSON must be able to
+    write it."""
     if not is_active():
         return value
+    import jax
     import numpy as np
     from jax.experimental.multihost_utils import broadcast_one_to_all
 
-    sent = np.frombuffer(json.dumps(value).encode() if first() else b"", np.uint8)
-    size = int(broadcast_one_to_all(np.int32(len(sent))))
-    received = broadcast_one_to_all(np.resize(sent, size) if first() else np.zeros(size, np.uint8))
+    own = first() if source is None else jax.process_index() == source
+    sent = np.frombuffer(json.dumps(value).encode() if own else b"", np.uint8)
+    size = int(broadcast_one_to_all(np.int32(len(sent)), own))
+    received = broadcast_one_to_all(np.resize(sent, size) if own else np.zeros(size, np.uint8), own)
     return json.loads(received.astype(np.uint8).tobytes())
+
+
+def gathered(numbers: list[int]) -> list[list[int]]:
+    """The `numbers` of every process, of which each has as many, in the order of JAX's indices."""
+    if not is_active():
+        return [numbers]
+    import numpy as np
+    from jax.experimental.multihost_utils import process_allgather
+
+    return process_allgather(np.array(numbers, np.int32)).tolist()
 
 
 def first_message(text: str, size: int = 512) -> str:

@@ -1,14 +1,15 @@
 """The state that a run begins with: that of its newest good checkpoint, or a fresh one."""
 
-from functools import partial
+import sys
 from typing import NamedTuple
 
 import jax
 from etils import epath
 
 from xfresearch.checkpoints import store
+from xfresearch.checkpoints.emergency import Emergency, Without, of_run
 from xfresearch.checkpoints.newest import newest_good
-from xfresearch.checkpoints.validity import rejection
+from xfresearch.checkpoints.validity import Unusable, rejection
 from xfresearch.run.config import Config
 from xfresearch.runtime import distributed
 from xfresearch.runtime.errors import UserError
@@ -16,32 +17,69 @@ from xfresearch.runtime.files import move_damaged
 from xfresearch.training import start
 from xfresearch.training.hyperparameters import hyper_of
 from xfresearch.training.program import Program
+from xfresearch.training.workdir import record_resumed, starts
 
 
 class Beginning(NamedTuple):
     state: dict
     meta: dict  # of the checkpoint; {} for a run that begins
     lineage: list[dict]  # of a run that begins from a trained model
+    emergency: Emergency | Without  # the emergency checkpoints that the run makes
 
 
 def begin(config: Config, workdir: epath.Path, program: Program) -> Beginning:
     """Every process calls this. Moves checkpoints that are newer than the good one away: the run makes them again. Raises
     UserError if there are checkpoints and none is good."""
-    listed = partial(store.agreed_steps, workdir)
-    restored = newest_good(listed, lambda step: store.restore(workdir, step, program.abstract_state))
+    past = starts(workdir)
+    emergency = of_run(workdir, config.checkpoint, program.mesh, past[0]["seconds"] if past else 0.0)
+    source = _Source(workdir, program, emergency)
+    restored = newest_good(source.steps, source.read)
+    emergency.begin(restored[0] if restored else 0)
     if restored is not None:
         step, (state, meta) = restored
         distributed.run_on_first(lambda: _move_newer(workdir, step), "moving checkpoints that are not good")
-        return Beginning(_with_hyper(config, program, state), meta, [])
+        if config.checkpoint.emergency:
+            distributed.run_on_first(lambda: record_resumed(workdir, source.used), "recording the checkpoint")
+        return Beginning(_with_hyper(config, program, state), meta, [], emergency)
     if distributed.shared(store.present(workdir)):
         raise UserError(
             f"--workdir={workdir}: every checkpoint is damaged, unfinished or not good, or belongs to another "
             "model or optimizer: use a new directory"
         )
     if not config.start.path:
-        return Beginning(program.jit_init(hyper_of(config)), {}, [])
+        return Beginning(program.jit_init(hyper_of(config)), {}, [], emergency)
     params, lineage = start.load(config, program.mesh)
-    return Beginning(program.jit_start(params, hyper_of(config)), {}, lineage)
+    return Beginning(program.jit_start(params, hyper_of(config)), {}, lineage, emergency)
+
+
+class _Source:
+    """The checkpoints in the run's directory, and the emergency checkpoints. Of those of one step the latter are read, which
+    is faster."""
+
+    def __init__(self, workdir: epath.Path, program: Program, emergency: Emergency | Without):
+        self.workdir, self.target, self.emergency = workdir, program.abstract_state, emergency
+        self.used = ""  # what was read, in words
+        self.saved: list[int] = []
+        self.held: list[int] = []
+
+    def steps(self) -> list[int]:
+        self.saved = store.agreed_steps(self.workdir)
+        self.held = self.emergency.steps()
+        return sorted({*self.saved, *self.held})
+
+    def read(self, step: int) -> tuple[dict, dict]:
+        if isinstance(self.emergency, Emergency) and step in self.held:
+            try:
+                read = self.emergency.restore(step, self.target)
+                processes = self.emergency.read_from(step)
+                self.used = f"step {step}, an emergency checkpoint of process {', '.join(map(str, processes))}"
+                return read
+            except Unusable as error:
+                if step not in self.saved:
+                    raise
+                print(f"warning: {error}; reading the one in {self.workdir}", file=sys.stderr)
+        self.used = f"step {step}, a checkpoint in {self.workdir}"
+        return store.restore(self.workdir, step, self.target)
 
 
 def _with_hyper(config: Config, program: Program, state: dict) -> dict:

@@ -100,7 +100,7 @@ class Run:
         self.rows = self._local_rows(config.batch_size)
         self.program = shared_program(config, self.mesh)
         with self.clock.measure("compile"), stage("making the state of the run"):
-            self.state, meta, self.lineage = begin(config, self.workdir, self.program)
+            self.state, meta, self.lineage, self.emergency = begin(config, self.workdir, self.program)
         self.start = int(self.state["step"])
         self.unmeasured = meta.get("unmeasured", False)  # a notice to stop left out what is due after the update
         self.evaluated = meta.get("evaluated", self.start)  # the update of the last evaluation
@@ -208,6 +208,7 @@ class Run:
         """The error of a run that fails. Rejects the checkpoints of states that are not known to be good. All processes call
         this."""
         self.checkpoints.reject_unproven(reason)
+        self.emergency.clear()
         steps = store.agreed_steps(self.workdir)
         good = f"the last good checkpoint is step {steps[-1]}" if steps else "there is no good checkpoint"
         return Diverged(f"{reason}; {good}")
@@ -285,8 +286,9 @@ class Run:
         end = (self.last_evaluation, self.clock, self.params, stopped_by, self.finished)
         return Result(self.done, *end, self.held_out_sums, self.manifest)
 
-    def save(self, step: int, loss: float | None) -> None:
-        """Saves the state after update `step`. Raises Diverged if it is not good, or the last and not known to be good."""
+    def save(self, step: int, loss: float | None, in_memory: bool = False) -> None:
+        """Saves the state after update `step`; `in_memory`, as an emergency checkpoint. Raises Diverged if it is not good,
+        or the last and not known to be good."""
         if step == self.config.steps and self.checkpoints.kept.proven < step - 1:
             raise self.diverged(f"update {step}, the last, was skipped, and no held-out loss shows that the state is good")
         with self.clock.measure("checkpoint"):
@@ -294,10 +296,14 @@ class Run:
             meta = {"clock": self.clock.state(), "saved_at": time.time(), "evaluation": self.last_evaluation}
             meta |= {"manifest": self.manifest, "unmeasured": self.unmeasured, "evaluated": self.evaluated}
             meta |= {"best": self.best, "skipped": self.health.skipped}
-            reason = self.checkpoints.save(step, self.state, meta, loss)
+            if in_memory:
+                reason = self.emergency.save(step, self.state, meta)
+            else:
+                reason = self.checkpoints.save(step, self.state, meta, loss)
         if reason:
             raise self.diverged(f"after update {step}, {reason}")
-        self.callbacks.call("on_checkpoint", step, str(store.folder_of(self.workdir, step)))
+        if not in_memory:
+            self.callbacks.call("on_checkpoint", step, str(store.folder_of(self.workdir, step)))
 
 
 def train(
@@ -334,6 +340,7 @@ def train(
         if run.lineage:
             distributed.run_on_first(lambda: write_lineage(run.workdir, run.lineage), "writing the lineage")
     if not step_function and not run.unmeasured:
+        run.emergency.clear()
         distributed.handle_preemption(False)
         return run.result("")
     stopping = PreemptionNotice() if distributed.is_active() else StopSignal()
@@ -344,6 +351,7 @@ def train(
         _updates(run, step_function, batches, stopping)
         with run.clock.measure("checkpoint"):
             run.checkpoints.wait()
+            run.emergency.clear()
     finally:
         run.clock.end()
         if run.profile:
@@ -385,14 +393,15 @@ def _updates(run: Run, step_function: Callable | None, batches: Feed, stopping) 
         run.done = done = index + 1
         pending = (done, *metrics)
         saving = run.checkpoints.due(done, run.config.steps)
+        in_memory = run.emergency.due(done) and not saving
         run.clock.set("input", batches.wait_seconds)
         stop = stopping.reached() or run.callbacks.stops
-        if stop or saving or any(run.due(done)):
+        if stop or saving or in_memory or any(run.due(done)):
             run.report(*pending)
             pending = None
         loss = run.measure(done, stopping)
         stop = stop or run.unmeasured or run.callbacks.stops
-        if saving or stop:
-            run.save(done, loss)
+        if saving or stop or in_memory:
+            run.save(done, loss, in_memory and not stop)
         if stop or run.callbacks.stops:
             break

@@ -109,6 +109,8 @@ def output_line(config: Config, workdir) -> str:
     events = ", tensorboard/" if config.log.tracker == "tensorboard" else ""
     saves = f"checkpoints/ every {config.checkpoint.every} updates"
     saves += f" and at least {config.checkpoint.seconds:g} s apart" if config.checkpoint.seconds else ""
+    if config.checkpoint.emergency:
+        saves += f", in {config.checkpoint.emergency} every {config.checkpoint.emergency_every}"
     return f"{workdir}: config.json, metrics.jsonl{events}, {saves}, report.html at the end"
 
 

@@ -42,6 +42,7 @@ TERMS = {
     "bytes": "bytes of the held-out text",
     "step": "updates of the parameters",
     "goodput": "share of the wall time that went into updates",
+    "resumed_from": "the checkpoint with which each later start went on, in a run that makes emergency checkpoints",
     "starts": "how often the run was started: once, and after every interruption",
 }
 

@@ -153,6 +153,7 @@ def _show(config: Config, path: epath.Path, arguments: list[Source], tokenizer, 
         print("no samples: too many parameters to gather; python -m xfresearch.generate draws some", file=sys.stderr)
     commands = _commands(config, path, arguments, samples)
     start = starts(path)[-1]
+    resumed = [each["resumed"] for each in starts(path) if each.get("resumed")]
     report = ""
     with _optional("report.html"):
         report = write_report(
@@ -161,7 +162,8 @@ def _show(config: Config, path: epath.Path, arguments: list[Source], tokenizer, 
             machine={**start["machine"], **start["versions"], "commit": start["commit"]},
             baselines=baselines,
             result={**result.evaluation, "step": result.step, "time": result.clock.shares()}
-            | {"goodput": f"{result.clock.shares()['step']:.1%}", "starts": len(starts(path))},
+            | {"goodput": f"{result.clock.shares()['step']:.1%}", "starts": len(starts(path))}
+            | ({"resumed_from": "; ".join(resumed)} if resumed else {}),
             samples=samples,
             commands=commands,
             lineage=lineage(path),

@@ -41,7 +41,7 @@ from xfresearch.training.fork import check_fork
 from xfresearch.training.metrics import last_written
 
 START = {"seconds": Of(lambda value: is_number(value) and value >= 0, "a time of at least 0"), "gap": float}
-START |= {"finished_before": bool, "machine": dict, "versions": dict, "commit": str}
+START |= {"finished_before": bool, "machine": dict, "versions": dict, "commit": str, "resumed": Maybe(str)}
 LINEAGE = {"path": str, "kind": str, "step": Maybe(int), "digest": str}
 RUN = {"starts": [START], "lineage": Maybe([LINEAGE])}  # run.json
 
@@ -181,6 +181,14 @@ def lineage(path: epath.Path) -> list[dict]:
 def write_lineage(path: epath.Path, records: list[dict]) -> None:
     """Adds the lineage of a run that has just started to its run.json."""
     write_json(path / "run.json", {"starts": starts(path), "lineage": records})
+
+
+def record_resumed(path: epath.Path, words: str) -> None:
+    """Says on standard error, and in run.json, with which checkpoint the newest start goes on."""
+    print(f"resumes from {words}", file=sys.stderr)
+    if before := starts(path):
+        before[-1]["resumed"] = words
+        write_json(path / "run.json", {"starts": before, "lineage": lineage(path)})
 
 
 def _set_damaged_aside(path: epath.Path) -> None:

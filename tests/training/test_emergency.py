@@ -1,0 +1,224 @@
+"""Emergency checkpoints: where they are refused, who sends which shards, and runs that lose machines.
+
+Processes on this machine stand for machines, and a directory for each process for its memory.
+"""
+
+import json
+import shutil
+from types import SimpleNamespace
+
+import jax
+import numpy as np
+import pytest
+from etils import epath
+
+from tests.training.emergency_worker import placed, same, values
+from tests.training.processes import Processes, curve, digests, flags
+from xfresearch.checkpoints import emergency, store
+from xfresearch.config.options import CheckpointConfig
+from xfresearch.runtime import crash_log, distributed
+from xfresearch.runtime.errors import UserError
+from xfresearch.sharding import replicas
+
+LAST = 14
+EVERY = 4  # updates between checkpoints in the run's directory
+
+
+def machines(processes, *, slices=None, **sizes) -> SimpleNamespace:
+    """A mesh of devices that belong to `processes`, and to `slices` if there are several."""
+    of = slices or [0] * len(processes)
+    devices = [SimpleNamespace(process_index=p, slice_index=s) for p, s in zip(processes, of, strict=True)]
+    array = np.array(devices, object).reshape(tuple(sizes.values()))
+    return SimpleNamespace(devices=array, axis_names=tuple(sizes), shape=sizes)
+
+
+@pytest.mark.parametrize(
+    "mesh, possible",
+    [
+        (machines([0, 1], data=2), True),
+        (machines([0, 1], context=2), True),
+        (machines([0, 1], fsdp=2), False),
+        (machines([0, 0], data=2), False),  # one host
+        (machines([0, 0, 1, 1], data=2, fsdp=2), True),
+        (machines([0, 1, 0, 1], data=2, fsdp=2), False),  # both replicas of a shard are on one host
+        (machines([0, 1, 2, 3], slices=[0, 0, 1, 1], data=2, fsdp=2), True),
+        (machines([0, 1, 2, 3], slices=[0, 1, 0, 1], data=2, fsdp=2), False),  # on one slice
+    ],
+)
+def test_a_mesh_needs_replicas_that_do_not_fail_together(mesh, possible):
+    assert replicas.is_replicated(mesh) == possible
+
+
+def test_each_shard_comes_from_the_first_replica_that_has_it():
+    mesh = machines([0, 1, 2, 3, 4, 5, 6, 7], fsdp=2, data=2, context=2)  # shard 0 is on 0 to 3, shard 1 on 4 to 7
+    chosen = replicas.sources(mesh, {2, 3, 5, 7})
+    assert chosen.shape == mesh.devices.shape
+    assert [device.process_index for device in mesh.devices[chosen]] == [2, 5]
+    assert replicas.sources(mesh, {0, 1, 2, 3}) is None
+
+
+def refused(mesh, path: str) -> str:
+    with pytest.raises(UserError) as error:
+        emergency.of_run("/run", CheckpointConfig(emergency=path), mesh, 0.0)
+    assert str(error.value).startswith(f"config.checkpoint.emergency={path!r} is not allowed: ")
+    return str(error.value)
+
+
+def test_they_are_refused_where_they_cannot_help(monkeypatch):
+    assert "an absolute path" in refused(machines([0, 1], data=2), "memory")
+    assert "an absolute path" in refused(machines([0, 1], data=2), "gs://bucket/memory")
+    assert "'' with 1 process(es)" in refused(machines([0, 0], data=2), "/dev/shm/x")
+    monkeypatch.setattr(distributed, "is_active", lambda: True)
+    assert "mesh {'fsdp': 2}: no other machine" in refused(machines([0, 1], fsdp=2), "/dev/shm/x")
+
+
+@pytest.fixture
+def alone(tmp_path):
+    """Emergency checkpoints of steps 2, 4 and 6 in one process, and their mesh. No step is of this run that is not here."""
+    mesh = jax.make_mesh((1, 1), ("data", "fsdp"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+    config = CheckpointConfig(emergency=str(tmp_path / "memory"), emergency_every=2)
+    made = emergency.Emergency(tmp_path / "run", config, mesh, 1.0)
+    made.folder.mkdir(parents=True)
+    for step in (2, 4, 6):
+        assert made.save(step, placed(mesh, values(step)), {"clock": {}}) == ""
+    made.wait()
+    return made, mesh
+
+
+def test_the_two_newest_are_kept_and_read_bit_for_bit(alone, tmp_path):
+    made, mesh = alone
+    assert [made.due(step) for step in (1, 2)] == [False, True] and made.steps() == [4, 6]
+    state, meta = made.restore(6, placed(mesh, values(0)))
+    assert meta["step"] == 6 and same(mesh, state, 6)
+    other = emergency.Emergency(tmp_path / "run", CheckpointConfig(emergency=str(tmp_path / "memory")), mesh, 2.0)
+    assert other.folder == made.folder and not other.steps()  # a run that began at another time
+    made.begin(4)
+    assert made.steps() == [4] and [path.name for path in made.folder.iterdir()] == ["4"]
+    bad = placed(mesh, values(8))
+    bad["params"]["w"] = bad["params"]["w"].at[0, 0].set(np.nan)
+    assert made.save(8, bad, {}) == "params/w has values that are not finite" and made.steps() == [4]
+    made.clear()
+    assert not list((tmp_path / "memory").iterdir())
+
+
+def test_what_was_changed_is_damage_and_what_cannot_be_written_a_warning(alone, tmp_path, capsys):
+    made, mesh = alone
+    target = placed(mesh, values(0))
+    meta = made.folder / "6" / "meta" / "metadata"
+    text = json.loads(meta.read_text())
+    digest = text["digests"]["params/w"]
+    meta.write_text(
+        json.dumps(
+            store.with_digest(
+                {k: v for k, v in text.items() if k != "digest"}
+                | {"digests": text["digests"] | {"params/w": digest[:-1] + ("0" if digest[-1] != "0" else "1")}}
+            )
+        )
+    )
+    with pytest.raises(store.Corrupt, match="the emergency checkpoint: params/w does not have the digest"):
+        made.restore(made.steps()[-1], target)
+    shutil.rmtree(made.folder / "4" / "rest")
+    with pytest.raises(store.Corrupt, match="checkpoint 4 is damaged: the emergency checkpoint: .*rest is missing"):
+        made.restore(4, target)
+    shutil.rmtree(made.folder)
+    made.folder.write_text("in the way")
+    assert made.save(8, placed(mesh, values(8)), {}) == ""
+    made.wait()
+    assert "warning: the emergency checkpoint of step 8 is not written: " in capsys.readouterr().err
+
+
+def test_the_line_about_a_lost_process_names_the_emergency_checkpoint(tmp_path):
+    for path in ("run/checkpoints/4", "memory/7"):
+        (tmp_path / path).mkdir(parents=True)
+        (tmp_path / path / "commit_success.txt").touch()
+    hint = crash_log.resume_hint(str(tmp_path / "run"), str(tmp_path / "memory"))
+    assert "from the emergency checkpoint of step 7," in hint and "is step 4)" in hint
+    (tmp_path / "memory" / "7").rename(tmp_path / "memory" / "3")
+    assert crash_log.resume_hint(str(tmp_path / "run"), str(tmp_path / "memory")).endswith("resumes from step 4")
+
+
+@pytest.mark.long
+def test_shards_that_are_left_in_different_replicas_are_put_together(tmp_path):
+    """Four machines, of which 0 and 1 have the first replica, and 2 and 3 the second."""
+    with Processes(4, "tests.training.emergency_worker", f"--memory={tmp_path}") as processes:
+        ended = processes.succeed()
+    heard = [json.loads(err[err.index("RESULT ") :].split(" ", 1)[1].splitlines()[0]) for _, _, err in ended]
+    damage = heard[0]["2 is damaged"].pop()
+    assert damage.startswith("checkpoint 6 is damaged: the emergency checkpoint: ") and damage.endswith(
+        "(in process 2)"
+    )
+    expected = {"all": [[4, 6], [0, 1], True], "another run": [[]], "without 0 and 3": [[4, 6], [1, 2], True]}
+    expected |= {"2 is damaged": [[4, 6], [1, 2]], "without 0, 2 and 3": [[]]}
+    for each in heard[1:]:
+        assert each["2 is damaged"].pop() == damage
+    assert all(each | {"left": 0} == expected | {"left": 0} for each in heard)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    return tmp_path_factory.mktemp("cache")
+
+
+def train(workdir, cache, memory, *overrides: str) -> Processes:
+    """Two processes, each with a replica, that make an emergency checkpoint after each update."""
+    given = [f"--config.checkpoint.emergency={memory}", "--config.checkpoint.emergency_every=1", *overrides]
+    given = [*(given if memory else []), "--config.evaluation.every=5"]
+    return Processes(2, "xfresearch.train", f"--workdir={workdir}", *flags(cache, *given, steps=LAST))
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory, cache):
+    """A run that nothing interrupts, without emergency checkpoints."""
+    workdir = tmp_path_factory.mktemp("whole")
+    train(workdir, cache, "").succeed()
+    return workdir
+
+
+def kept(memory, process: int) -> list[int]:
+    """The steps that a process has in its memory."""
+    return sorted(int(path.parent.name) for path in memory.glob(f"*/process-{process}/*/commit_success.txt"))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("lost", [0, 1])
+def test_a_run_that_loses_a_machine_goes_on_from_the_memory_of_the_other(whole, cache, tmp_path, lost):
+    """A process is killed, and with its machine its memory is gone. The run ends bit for bit like one without a fault."""
+    memory, workdir, left = tmp_path / "memory", tmp_path / "run", 1 - lost
+    with train(workdir, cache, memory) as processes:
+        processes.until(lambda: max(kept(memory, left), default=0) > EVERY and kept(memory, left)[-1] % EVERY)
+        processes[lost].kill()
+        ended = processes.finish()
+    shutil.rmtree(next(memory.glob(f"*/process-{lost}")))
+    step, saved = kept(memory, left)[-1], store.steps(workdir)[-1]
+    assert step > saved
+    hint = f"process {lost} of 2 is lost; the same command resumes from the emergency checkpoint of step {step}, or "
+    assert hint in ended[left][2].splitlines()[-1] and f"is step {saved})" in ended[left][2].splitlines()[-1]
+    ended = train(workdir, cache, memory).succeed()
+    words = f"resumes from step {step}, an emergency checkpoint of process {left}"
+    assert f"[process 0] {words}\n" in ended[0][2]
+    assert words.removeprefix("resumes from ") in (workdir / "report.html").read_text()
+    assert curve(workdir) == curve(whole) and digests(workdir, LAST) == digests(whole, LAST)
+    assert not list(memory.iterdir())  # a run that has ended needs no memory
+
+
+@pytest.mark.long
+def test_a_run_that_loses_all_memory_goes_on_from_its_directory(whole, cache, tmp_path):
+    memory, workdir = tmp_path / "memory", tmp_path / "run"
+    with train(workdir, cache, memory) as processes:
+        processes.until(lambda: max(kept(memory, 0), default=0) > EVERY)
+        processes[1].kill()
+        processes.finish()
+    shutil.rmtree(memory)
+    ended = train(workdir, cache, memory).succeed()
+    assert f"[process 0] resumes from step {store.steps(workdir)[0]}, a checkpoint in {workdir}\n" in ended[0][2]
+    assert curve(workdir) == curve(whole) and digests(workdir, LAST) == digests(whole, LAST)
+
+
+def test_the_memory_of_a_run_has_a_name_of_its_own(tmp_path):
+    mesh = machines([0], data=1)
+    paths = [
+        emergency.Emergency(tmp_path / name, CheckpointConfig(emergency="/m"), mesh, 0.0).root
+        for name in ("a/x", "b/x")
+    ]
+    assert paths[0] != paths[1] and {path.parent for path in paths} == {epath.Path("/m")}

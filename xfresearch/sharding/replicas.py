@@ -1,0 +1,81 @@
+"""Replicas of a state: which devices of a mesh have the same shards of it, and how one that has lost them gets them back.
+
+The shards of parameters and of the optimizer state are along PARAMETER_AXES. Along the other axes of the mesh every device
+has the same ones.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from xfresearch.sharding.partition import PARAMETER_AXES
+
+
+def is_replicated(mesh: Mesh) -> bool:
+    """Whether every shard is on two machines at least: on two slices if there are several, for a slice fails as a whole."""
+    slices = [getattr(device, "slice_index", 0) for device in mesh.devices.flat]
+    machines = slices if len(set(slices)) > 1 else [device.process_index for device in mesh.devices.flat]
+    return all(len(set(holders)) > 1 for holders in _replicas_and_shards(mesh, np.array(machines)).T)
+
+
+def sources(mesh: Mesh, processes: set[int]) -> np.ndarray | None:
+    """bool, of the shape of the mesh: whether a device is the one whose shards all others with the same shards get, if the
+    devices of `processes` have theirs. None if some shards are on none of these."""
+    held = _replicas_and_shards(mesh, np.array([device.process_index in processes for device in mesh.devices.flat]))
+    if not held.any(0).all():
+        return None
+    first = np.arange(len(held))[:, None] == held.argmax(0)
+    order = _replica_axes_first(mesh)
+    return first.reshape([mesh.devices.shape[axis] for axis in order]).transpose(np.argsort(order))
+
+
+def sent(mesh: Mesh, tree, chosen: np.ndarray):
+    """A tree of arrays on the mesh, with the shards of the `chosen` devices (of `sources`) on all that have the same shards.
+    Bit for bit: the sum is of integers, because that of numbers turns -0.0 into 0.0. The arrays are donated. Every process
+    calls this."""
+    leaves = jax.tree.leaves(tree)
+    everywhere = PartitionSpec(*mesh.axis_names)
+    flags = jax.make_array_from_callback(mesh.devices.shape, NamedSharding(mesh, everywhere), lambda index: chosen[index])
+    specs = [leaf.sharding.spec for leaf in leaves]
+    axes = [name for name in mesh.axis_names if name not in PARAMETER_AXES]
+
+    def on_device(flag, leaves):
+        return [_of_bits(jax.lax.psum(jnp.where(flag.reshape(()), _bits(x), 0), axes), x.dtype) for x in leaves]
+
+    send = jax.shard_map(on_device, mesh=mesh, in_specs=(everywhere, specs), out_specs=specs, check_vma=False)
+    return jax.tree.unflatten(jax.tree.structure(tree), jax.jit(send, donate_argnums=1)(flags, leaves))
+
+
+def zeros(tree):
+    """Arrays of zeros like the sharded jax.ShapeDtypeStructs of a tree. A process makes its own, and waits for no other."""
+
+    def shards(leaf):
+        shape = leaf.sharding.shard_shape(leaf.shape)
+        return jax.make_array_from_callback(leaf.shape, leaf.sharding, lambda index: np.zeros(shape, leaf.dtype))
+
+    return jax.tree.map(shards, tree)
+
+
+def _replicas_and_shards(mesh: Mesh, values: np.ndarray) -> np.ndarray:
+    """[replicas, shards] of one value for each device, in the order of the mesh."""
+    replicas = np.prod([size for name, size in mesh.shape.items() if name not in PARAMETER_AXES], dtype=int)
+    return values.reshape(mesh.devices.shape).transpose(_replica_axes_first(mesh)).reshape(replicas, -1)
+
+
+def _replica_axes_first(mesh: Mesh) -> list[int]:
+    return sorted(range(len(mesh.axis_names)), key=lambda axis: mesh.axis_names[axis] in PARAMETER_AXES)
+
+
+def _bits(x):
+    """The bits of an array as unsigned integers of at least 32 bits: not every backend adds smaller ones."""
+    if x.dtype.kind == "b":
+        return x.astype(jnp.uint32)
+    bits = jax.lax.bitcast_convert_type(x, f"uint{8 * x.dtype.itemsize}")
+    return bits.astype(jnp.uint32) if x.dtype.itemsize < 4 else bits
+
+
+def _of_bits(bits, dtype):
+    if dtype.kind == "b":
+        return bits.astype(bool)
+    return jax.lax.bitcast_convert_type(bits.astype(f"uint{8 * dtype.itemsize}"), dtype)
