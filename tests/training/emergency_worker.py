@@ -79,8 +79,11 @@ def main(arguments: list[str]) -> None:
     with distributed.joined(options, options.memory):
         import jax
 
-        def new(begun: float = 1.0):
-            return emergency.of_run("/run", CheckpointConfig(emergency=options.memory, emergency_every=2), mesh, begun)
+        def new(begun: float = 1.0, machine: int | None = None):
+            """The memory of this process, or of another machine."""
+            of = jax.process_index() if machine is None else machine
+            config = CheckpointConfig(emergency=f"{options.memory}/{of}", emergency_every=2)
+            return emergency.of_run("/run", config, mesh, begun)
 
         def lose(*processes: int):
             distributed.wait_for_all("lose")
@@ -88,12 +91,15 @@ def main(arguments: list[str]) -> None:
                 shutil.rmtree(made.folder)
 
         mesh = jax.make_mesh((2, 2), ("data", "fsdp"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+        emergency.socket.gethostname = lambda: f"machine {jax.process_index()}"
         made, heard = new(), {}
         for step in (2, 4, 6):
             assert made.save(step, placed(mesh, values(step)), {"clock": jax.process_index()}) == ""
         made.wait()
         heard["all"] = read(made, mesh)
         heard["another run"] = read(new(2.0), mesh)
+        heard["slices change places"] = read(new(machine=(jax.process_index() + 2) % 4), mesh)
+        made = new()
         lose(0, 3)
         heard["without 0 and 3"] = read(made, mesh)
         if jax.process_index() == 2:
@@ -104,7 +110,7 @@ def main(arguments: list[str]) -> None:
         lose(2)
         heard["without 0, 2 and 3"] = read(made, mesh)
         made.clear()
-        heard["left"] = [str(path) for path in Path(options.memory).iterdir()]
+        heard["left"] = [str(path) for path in Path(options.memory, str(jax.process_index())).iterdir()]
         print(f"RESULT {json.dumps(heard)}", file=sys.stderr)
 
 

@@ -55,6 +55,7 @@ def test_each_shard_comes_from_the_first_replica_that_has_it():
     assert chosen.shape == mesh.devices.shape
     assert [device.process_index for device in mesh.devices[chosen]] == [2, 5]
     assert replicas.sources(mesh, {0, 1, 2, 3}) is None
+    assert [replicas.shards_of(mesh, process) for process in (3, 4, 9)] == [{0}, {1}, set()]
 
 
 def refused(mesh, path: str) -> str:
@@ -72,59 +73,75 @@ def test_they_are_refused_where_they_cannot_help(monkeypatch):
     assert "mesh {'fsdp': 2}: no other machine" in refused(machines([0, 1], fsdp=2), "/dev/shm/x")
 
 
-@pytest.fixture
-def alone(tmp_path):
-    """Emergency checkpoints of steps 2, 4 and 6 in one process, and their mesh. No step is of this run that is not here."""
+def in_memory(memory, begun: float = 1.0) -> emergency.Emergency:
+    """The emergency checkpoints in one process of a run that began at a time."""
     mesh = jax.make_mesh((1, 1), ("data", "fsdp"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
-    config = CheckpointConfig(emergency=str(tmp_path / "memory"), emergency_every=2)
-    made = emergency.Emergency(tmp_path / "run", config, mesh, 1.0)
+    return emergency.Emergency("/run", CheckpointConfig(emergency=str(memory), emergency_every=2), mesh, begun)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """A memory after emergency checkpoints of steps 2, 4 and 6."""
+    memory = tmp_path_factory.mktemp("saved") / "memory"
+    made = in_memory(memory)
     made.folder.mkdir(parents=True)
     for step in (2, 4, 6):
-        assert made.save(step, placed(mesh, values(step)), {"clock": {}}) == ""
+        assert made.save(step, placed(made.mesh, values(step)), {"clock": {}}) == ""
     made.wait()
-    return made, mesh
+    return memory
 
 
-def test_the_two_newest_are_kept_and_read_bit_for_bit(alone, tmp_path):
-    made, mesh = alone
+@pytest.fixture
+def memory(saved, tmp_path):
+    return shutil.copytree(saved, tmp_path / "memory")
+
+
+def test_the_two_newest_are_kept_and_read_bit_for_bit(memory):
+    made = in_memory(memory)
     assert [made.due(step) for step in (1, 2)] == [False, True] and made.steps() == [4, 6]
-    state, meta = made.restore(6, placed(mesh, values(0)))
-    assert meta["step"] == 6 and same(mesh, state, 6)
-    other = emergency.Emergency(tmp_path / "run", CheckpointConfig(emergency=str(tmp_path / "memory")), mesh, 2.0)
-    assert other.folder == made.folder and not other.steps()  # a run that began at another time
+    state, meta = made.restore(6, placed(made.mesh, values(0)))
+    assert meta["step"] == 6 and same(made.mesh, state, 6)
+    other = in_memory(memory, begun=2.0)
+    assert other.folder == made.folder and not other.steps()
     made.begin(4)
     assert made.steps() == [4] and [path.name for path in made.folder.iterdir()] == ["4"]
-    bad = placed(mesh, values(8))
+    bad = placed(made.mesh, values(8))
     bad["params"]["w"] = bad["params"]["w"].at[0, 0].set(np.nan)
     assert made.save(8, bad, {}) == "params/w has values that are not finite" and made.steps() == [4]
     made.clear()
-    assert not list((tmp_path / "memory").iterdir())
+    assert not list(memory.iterdir())
 
 
-def test_what_was_changed_is_damage_and_what_cannot_be_written_a_warning(alone, tmp_path, capsys):
-    made, mesh = alone
-    target = placed(mesh, values(0))
-    meta = made.folder / "6" / "meta" / "metadata"
-    text = json.loads(meta.read_text())
-    digest = text["digests"]["params/w"]
-    meta.write_text(
-        json.dumps(
-            store.with_digest(
-                {k: v for k, v in text.items() if k != "digest"}
-                | {"digests": text["digests"] | {"params/w": digest[:-1] + ("0" if digest[-1] != "0" else "1")}}
-            )
-        )
-    )
+def test_what_was_changed_is_damage_and_what_cannot_be_written_a_warning(memory, capsys):
+    made = in_memory(memory)
+    target = placed(made.mesh, values(0))
+    path = made.folder / "6" / "meta" / "metadata"
+    meta = json.loads(path.read_text())
+    meta["digests"]["params/w"] = f"float32[8, 4] {0:032x}"
+    path.write_text(json.dumps(store.with_digest({key: value for key, value in meta.items() if key != "digest"})))
+    assert made.steps() == [4, 6]
     with pytest.raises(store.Corrupt, match="the emergency checkpoint: params/w does not have the digest"):
-        made.restore(made.steps()[-1], target)
+        made.restore(6, target)
     shutil.rmtree(made.folder / "4" / "rest")
     with pytest.raises(store.Corrupt, match="checkpoint 4 is damaged: the emergency checkpoint: .*rest is missing"):
         made.restore(4, target)
     shutil.rmtree(made.folder)
     made.folder.write_text("in the way")
-    assert made.save(8, placed(mesh, values(8)), {}) == ""
+    assert made.save(8, target, {}) == ""
     made.wait()
     assert "warning: the emergency checkpoint of step 8 is not written: " in capsys.readouterr().err
+
+
+def test_a_machine_that_becomes_another_process_keeps_its_shards(memory):
+    """It was process 1, which had the other replica of its shards. A directory of other shards is removed."""
+    made = in_memory(memory)
+    made.folder.rename(made.root / "process-1")
+    for other in ("process-2", "process-3"):
+        (made.root / other).mkdir()
+    mesh, made.mesh = made.mesh, machines([0, 2, 1, 3], data=2, fsdp=2)
+    made.adopt({0, 3})
+    made.mesh = mesh
+    assert made.steps() == [4, 6] and sorted(path.name for path in made.root.iterdir()) == ["process-0", "process-3"]
 
 
 def test_the_line_about_a_lost_process_names_the_emergency_checkpoint(tmp_path):
@@ -144,15 +161,14 @@ def test_shards_that_are_left_in_different_replicas_are_put_together(tmp_path):
         ended = processes.succeed()
     heard = [json.loads(err[err.index("RESULT ") :].split(" ", 1)[1].splitlines()[0]) for _, _, err in ended]
     damage = heard[0]["2 is damaged"].pop()
-    assert damage.startswith("checkpoint 6 is damaged: the emergency checkpoint: ") and damage.endswith(
-        "(in process 2)"
-    )
-    expected = {"all": [[4, 6], [0, 1], True], "another run": [[]], "without 0 and 3": [[4, 6], [1, 2], True]}
+    assert damage.startswith("checkpoint 6 is damaged: the emergency checkpoint: ")
+    assert damage.endswith("(in process 2)")
+    expected = {name: [[4, 6], [0, 1], True] for name in ("all", "slices change places")}
+    expected |= {"another run": [[]], "left": [], "without 0 and 3": [[4, 6], [1, 2], True]}
     expected |= {"2 is damaged": [[4, 6], [1, 2]], "without 0, 2 and 3": [[]]}
     for each in heard[1:]:
         assert each["2 is damaged"].pop() == damage
-    assert all(each | {"left": 0} == expected | {"left": 0} for each in heard)
-    assert not list(tmp_path.iterdir())
+    assert heard == [expected] * 4
 
 
 @pytest.fixture(scope="module")
@@ -177,7 +193,8 @@ def whole(tmp_path_factory, cache):
 
 def kept(memory, process: int) -> list[int]:
     """The steps that a process has in its memory."""
-    return sorted(int(path.parent.name) for path in memory.glob(f"*/process-{process}/*/commit_success.txt"))
+    names = [path.parent.name for path in memory.glob(f"*/process-{process}/*/commit_success.txt")]
+    return sorted(int(name) for name in names if name.isdecimal())  # the name that it is written under is another one
 
 
 @pytest.mark.long
@@ -210,15 +227,13 @@ def test_a_run_that_loses_all_memory_goes_on_from_its_directory(whole, cache, tm
         processes[1].kill()
         processes.finish()
     shutil.rmtree(memory)
+    step = store.steps(workdir)[-1]
     ended = train(workdir, cache, memory).succeed()
-    assert f"[process 0] resumes from step {store.steps(workdir)[0]}, a checkpoint in {workdir}\n" in ended[0][2]
+    assert f"[process 0] resumes from step {step}, a checkpoint in {workdir}\n" in ended[0][2]
     assert curve(workdir) == curve(whole) and digests(workdir, LAST) == digests(whole, LAST)
 
 
-def test_the_memory_of_a_run_has_a_name_of_its_own(tmp_path):
-    mesh = machines([0], data=1)
-    paths = [
-        emergency.Emergency(tmp_path / name, CheckpointConfig(emergency="/m"), mesh, 0.0).root
-        for name in ("a/x", "b/x")
-    ]
-    assert paths[0] != paths[1] and {path.parent for path in paths} == {epath.Path("/m")}
+def test_two_runs_of_one_name_do_not_share_their_memory(tmp_path):
+    config, mesh = CheckpointConfig(emergency="/m"), machines([0], data=1)
+    first, second = (emergency.Emergency(tmp_path / name, config, mesh, 0.0).root for name in ("a/x", "b/x"))
+    assert first != second and first.parent == second.parent == epath.Path("/m")

@@ -13,7 +13,10 @@ for digests and a manifest.
 
 import hashlib
 import json
+import re
+import socket
 import sys
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
@@ -31,11 +34,13 @@ from xfresearch.runtime.errors import UserError, require
 from xfresearch.runtime.files import (
     in_bucket,
     inside,
+    is_directory,
     make_directory,
     names_in,
     read_bytes,
     remove_directory,
     remove_files,
+    rename,
 )
 from xfresearch.sharding import replicas
 
@@ -57,6 +62,7 @@ def of_run(workdir, config: CheckpointConfig, mesh: Mesh, begun: float) -> "Emer
     require(possible, "checkpoint.emergency", config.emergency, allowed)
     problem = ""
     made = Emergency(workdir, config, mesh, distributed.shared(begun))
+    made.adopt(processes_on_this_machine())
     try:
         make_directory(made.folder)
     except OSError as error:
@@ -68,6 +74,12 @@ def of_run(workdir, config: CheckpointConfig, mesh: Mesh, begun: float) -> "Emer
         few = f"{mesh.size} devices: emergency checkpoints are for slices of {WORTH} chips and more"
         print(f"config.checkpoint.emergency on {few}; here a smaller checkpoint.every may do", file=sys.stderr)
     return made
+
+
+def processes_on_this_machine() -> set[int]:
+    """All processes call this."""
+    names = distributed.gathered([zlib.crc32(socket.gethostname().encode()) >> 1])
+    return {index for index, name in enumerate(names) if name == names[jax.process_index()]}
 
 
 class Without:
@@ -97,9 +109,23 @@ class Emergency:
         path = epath.Path(workdir).expanduser().absolute()
         self.root = epath.Path(config.emergency) / f"{path.name}-{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
         self.folder = inside(self.root, f"process-{jax.process_index()}")
+        self.shards = replicas.shards_of(mesh, jax.process_index())
         self.sources: dict[int, np.ndarray] = {}  # {step: the devices whose shards are read}
         self.writer = writing.shards_writer(store.ITEMS)
         self.writing = 0  # the step of the newest that was begun
+
+    def adopt(self, here: set[int]) -> None:
+        """If this machine, with the processes `here`, was another process with the same shards, the directory becomes this
+        process's: slices change places when a job starts again. Others are removed. All processes call this."""
+        before = [int(name[8:]) for name in names_in(self.root) if re.fullmatch("process-[0-9]{1,9}", name)]
+        lost = [index for index in before if index not in here]
+        for old in lost:
+            if not is_directory(self.folder) and replicas.shards_of(self.mesh, old) == self.shards:
+                with suppress(FileNotFoundError):  # another process of this machine was faster
+                    rename(inside(self.root, f"process-{old}"), self.folder)
+        distributed.wait_for_all("each process has its emergency checkpoints")
+        for old in lost:
+            remove_directory(self.root, f"process-{old}")
 
     def due(self, step: int) -> bool:
         """Whether to save after update `step`."""

@@ -19,6 +19,12 @@ def is_replicated(mesh: Mesh) -> bool:
     return all(len(set(holders)) > 1 for holders in _replicas_and_shards(mesh, np.array(machines)).T)
 
 
+def shards_of(mesh: Mesh, process: int) -> set[int]:
+    """The numbers of the shards that the devices of a process have. Replicas of a shard have the same number."""
+    here = _replicas_and_shards(mesh, np.array([device.process_index == process for device in mesh.devices.flat]))
+    return set(np.flatnonzero(here.any(0)).tolist())
+
+
 def sources(mesh: Mesh, processes: set[int]) -> np.ndarray | None:
     """bool, of the shape of the mesh: whether a device is the one whose shards all others with the same shards get, if the
     devices of `processes` have theirs. None if some shards are on none of these."""
