@@ -10,6 +10,7 @@ import numpy as np
 from xfresearch.checkpoints import emergency, store
 from xfresearch.config.options import CheckpointConfig
 from xfresearch.runtime import command, distributed
+from xfresearch.runtime.errors import UserError
 
 MINUS = -0.0  # a sum of it and 0.0 is 0.0
 
@@ -97,6 +98,10 @@ def main(arguments: list[str]) -> None:
             assert made.save(step, placed(mesh, values(step)), {"clock": jax.process_index()}) == ""
         made.wait()
         heard["all"] = read(made, mesh)
+        try:
+            emergency.of_run("/run", CheckpointConfig(emergency="/proc/x"), mesh, 1.0)
+        except UserError as error:
+            heard["refused"] = str(error)
         heard["another run"] = read(new(2.0), mesh)
         heard["slices change places"] = read(new(machine=(jax.process_index() + 2) % 4), mesh)
         made = new()

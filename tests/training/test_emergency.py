@@ -46,7 +46,13 @@ def machines(processes, *, slices=None, **sizes) -> SimpleNamespace:
     ],
 )
 def test_a_mesh_needs_replicas_that_do_not_fail_together(mesh, possible):
-    assert replicas.is_replicated(mesh) == possible
+    assert replicas.is_replicated(mesh, machines=[0, 1, 2, 3]) == possible
+
+
+def test_processes_on_one_machine_are_lost_together():
+    mesh = machines([0, 1, 2, 3], data=2, fsdp=2)
+    assert replicas.is_replicated(mesh, machines=[0, 0, 1, 1])
+    assert not replicas.is_replicated(mesh, machines=[0, 1, 0, 1])
 
 
 def test_each_shard_comes_from_the_first_replica_that_has_it():
@@ -70,6 +76,7 @@ def test_they_are_refused_where_they_cannot_help(monkeypatch):
     assert "an absolute path" in refused(machines([0, 1], data=2), "gs://bucket/memory")
     assert "'' with 1 process(es)" in refused(machines([0, 0], data=2), "/dev/shm/x")
     monkeypatch.setattr(distributed, "is_active", lambda: True)
+    monkeypatch.setattr(distributed, "gathered", lambda own: [own, own])  # two processes
     assert "mesh {'fsdp': 2}: no other machine" in refused(machines([0, 1], fsdp=2), "/dev/shm/x")
 
 
@@ -98,7 +105,7 @@ def memory(saved, tmp_path):
 
 def test_the_two_newest_are_kept_and_read_bit_for_bit(memory):
     made = in_memory(memory)
-    assert [made.due(step) for step in (1, 2)] == [False, True] and made.steps() == [4, 6]
+    assert [made.due(1), made.due(1, stop=True), made.due(2)] == [False, True, True] and made.steps() == [4, 6]
     state, meta = made.restore(6, placed(made.mesh, values(0)))
     assert meta["step"] == 6 and same(made.mesh, state, 6)
     other = in_memory(memory, begun=2.0)
@@ -164,6 +171,9 @@ def test_shards_that_are_left_in_different_replicas_are_put_together(tmp_path):
     assert damage.startswith("checkpoint 6 is damaged: the emergency checkpoint: ")
     assert damage.endswith("(in process 2)")
     expected = {name: [[4, 6], [0, 1], True] for name in ("all", "slices change places")}
+    unwritable = "config.checkpoint.emergency='/proc/x' is not allowed: it must be a directory that can be written ("
+    for each in heard:
+        assert each.pop("refused").startswith(unwritable)
     expected |= {"another run": [[]], "left": [], "without 0 and 3": [[4, 6], [1, 2], True]}
     expected |= {"2 is damaged": [[4, 6], [1, 2]], "without 0, 2 and 3": [[]]}
     for each in heard[1:]:

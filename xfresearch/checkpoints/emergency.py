@@ -12,7 +12,6 @@ for digests and a manifest.
 """
 
 import hashlib
-import json
 import re
 import socket
 import sys
@@ -37,7 +36,7 @@ from xfresearch.runtime.files import (
     is_directory,
     make_directory,
     names_in,
-    read_bytes,
+    read_object,
     remove_directory,
     remove_files,
     rename,
@@ -58,17 +57,20 @@ def of_run(workdir, config: CheckpointConfig, mesh: Mesh, begun: float) -> "Emer
     sizes = {name: size for name, size in mesh.shape.items() if size > 1}
     allowed = f"'' with {jax.process_count()} process(es) and mesh {sizes}: no other machine (with several slices: no other "
     allowed += "slice) has the same shards of the parameters; mesh.data makes replicas"
-    possible = distributed.is_active() and replicas.is_replicated(mesh)
+    machines = _machines() if distributed.is_active() else [0]
+    failing = machines if len(set(machines)) > 1 else list(range(len(machines)))  # on one machine it is a rehearsal
+    possible = len(machines) > 1 and replicas.is_replicated(mesh, failing)
     require(possible, "checkpoint.emergency", config.emergency, allowed)
-    problem = ""
     made = Emergency(workdir, config, mesh, distributed.shared(begun))
-    made.adopt(processes_on_this_machine())
+    problem = ""
     try:
-        make_directory(made.folder)
+        make_directory(made.root)
     except OSError as error:
         problem = error.strerror or str(error)
     problem = distributed.first_message(problem)
     require(not problem, "checkpoint.emergency", config.emergency, f"a directory that can be written ({problem})")
+    own = machines[jax.process_index()]
+    made.adopt({index for index, machine in enumerate(machines) if machine == own})
     crash_log.send_emergency(str(made.folder))
     if mesh.size < WORTH and distributed.first():
         few = f"{mesh.size} devices: emergency checkpoints are for slices of {WORTH} chips and more"
@@ -76,16 +78,15 @@ def of_run(workdir, config: CheckpointConfig, mesh: Mesh, begun: float) -> "Emer
     return made
 
 
-def processes_on_this_machine() -> set[int]:
-    """All processes call this."""
-    names = distributed.gathered([zlib.crc32(socket.gethostname().encode()) >> 1])
-    return {index for index, name in enumerate(names) if name == names[jax.process_index()]}
+def _machines() -> list[int]:
+    """The number of the machine of each process. All processes call this."""
+    return [number for (number,) in distributed.gathered([zlib.crc32(socket.gethostname().encode()) >> 1])]
 
 
 class Without:
     """A run that makes no emergency checkpoints."""
 
-    def due(self, step: int) -> bool:
+    def due(self, step: int, stop: bool = False) -> bool:
         return False
 
     def steps(self) -> list[int]:
@@ -126,10 +127,11 @@ class Emergency:
         distributed.wait_for_all("each process has its emergency checkpoints")
         for old in lost:
             remove_directory(self.root, f"process-{old}")
+        make_directory(self.folder)
 
-    def due(self, step: int) -> bool:
-        """Whether to save after update `step`."""
-        return step % self.every == 0
+    def due(self, step: int, stop: bool = False) -> bool:
+        """Whether to save after update `step`; at a notice to `stop` always, for there may be no time for a checkpoint."""
+        return stop or step % self.every == 0
 
     def save(self, step: int, state: dict, meta: dict) -> str:
         """Starts writing `state`, when the one before is written. Returns why the state is not good, and is not written;
@@ -207,8 +209,8 @@ class Emergency:
     def _is_whole(self, name: str) -> bool:
         """Whether one was written to its end, by this run on this mesh."""
         path = inside(self.folder, name)
-        with suppress(OSError, ValueError, UserError):
-            return is_published(path) and json.loads(read_bytes(inside(path, "meta", "metadata")))["run"] == self.run
+        with suppress(OSError, UserError):
+            return is_published(path) and read_object(inside(path, "meta", "metadata")).get("run") == self.run
         return False
 
     def _keep(self, steps: list[int]) -> None:

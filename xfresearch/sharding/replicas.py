@@ -12,11 +12,12 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from xfresearch.sharding.partition import PARAMETER_AXES
 
 
-def is_replicated(mesh: Mesh) -> bool:
-    """Whether every shard is on two machines at least: on two slices if there are several, for a slice fails as a whole."""
+def is_replicated(mesh: Mesh, machines: list[int]) -> bool:
+    """Whether every shard is on two machines at least: on two slices if there are several, for a slice fails as a whole.
+    `machines` has the number of that of each process."""
     slices = [getattr(device, "slice_index", 0) for device in mesh.devices.flat]
-    machines = slices if len(set(slices)) > 1 else [device.process_index for device in mesh.devices.flat]
-    return all(len(set(holders)) > 1 for holders in _replicas_and_shards(mesh, np.array(machines)).T)
+    failing = slices if len(set(slices)) > 1 else [machines[device.process_index] for device in mesh.devices.flat]
+    return all(len(set(holders)) > 1 for holders in _replicas_and_shards(mesh, np.array(failing)).T)
 
 
 def shards_of(mesh: Mesh, process: int) -> set[int]:

@@ -393,15 +393,16 @@ def _updates(run: Run, step_function: Callable | None, batches: Feed, stopping) 
         run.done = done = index + 1
         pending = (done, *metrics)
         saving = run.checkpoints.due(done, run.config.steps)
-        in_memory = run.emergency.due(done) and not saving
         run.clock.set("input", batches.wait_seconds)
         stop = stopping.reached() or run.callbacks.stops
-        if stop or saving or in_memory or any(run.due(done)):
+        if stop or saving or run.emergency.due(done) or any(run.due(done)):
             run.report(*pending)
             pending = None
         loss = run.measure(done, stopping)
         stop = stop or run.unmeasured or run.callbacks.stops
-        if saving or stop or in_memory:
-            run.save(done, loss, in_memory and not stop)
+        if run.emergency.due(done, stop) and not saving:
+            run.save(done, loss, in_memory=True)
+        if saving or stop:
+            run.save(done, loss)
         if stop or run.callbacks.stops:
             break
