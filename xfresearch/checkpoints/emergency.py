@@ -89,6 +89,9 @@ class Without:
     def due(self, step: int, stop: bool = False) -> bool:
         return False
 
+    def save(self, step: int, state: dict, meta: dict) -> str:
+        raise NotImplementedError
+
     def steps(self) -> list[int]:
         return []
 
