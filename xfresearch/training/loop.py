@@ -49,6 +49,7 @@ from xfresearch.training.kernel_choices import kernel_choices
 from xfresearch.training.metrics import Clock, MetricsLog, Silent, bits_per_byte, plain
 from xfresearch.training.monitoring import HostTimes, Profile, utilisation_per_rate
 from xfresearch.training.program import shared_program
+from xfresearch.training.schedule import comparable, due, sequences
 from xfresearch.training.stopping import Interrupted, PreemptionNotice, StopSignal, until
 from xfresearch.training.workdir import saved_config, starts, unproductive_time, write_config, write_lineage
 
@@ -230,7 +231,7 @@ class Run:
         """Logs what is due after update `step`: held-out metrics, and the panel's figures. Returns the held-out loss, if
         that was due and is of the same text as at other updates. At a notice to stop it sets `unmeasured`, and leaves all
         of it to the run that resumes. Raises Diverged if the loss is not finite."""
-        evaluating, looking = self.due(step)
+        evaluating, looking = due(self.config, step)
         try:
             loss = self.evaluate(step, stopping)["loss"] if evaluating else None
         except Interrupted:
@@ -239,36 +240,23 @@ class Run:
         if looking:
             self.look_inside(step)
         self.unmeasured = False
-        return loss if evaluating and self._comparable(step) else None
-
-    def due(self, step: int) -> list[bool]:
-        """Whether an evaluation is due after update `step`, and whether the panel is."""
-        config = self.config
-        return [bool(n) and (step % n == 0 or step == config.steps) for n in (config.evaluation.every, config.log.panel)]
+        return loss if evaluating and comparable(self.config, step, len(self.held_out)) else None
 
     def evaluate(self, step: int, stopping) -> dict:
         """Measures and logs the held-out metrics with the current parameters. Raises Interrupted at a notice to stop."""
         with self.clock.measure("evaluation"):
-            values = summary(self.held_out_sums(self._sequences(step), stopping))
+            limit = sequences(self.config, step, len(self.held_out))
+            values = summary(self.held_out_sums(limit, stopping))
         self.write(step, "evaluation", values)
         if not is_finite(values["loss"]):
             raise self.diverged(f"the held-out loss after update {step} is not finite")
         self.checkpoints.prove(step)
         self.last_evaluation, self.evaluated = values, step
-        if self._comparable(step) and values["loss"] < self.best.get("best_loss", math.inf):
+        same_text = comparable(self.config, step, len(self.held_out))
+        if same_text and values["loss"] < self.best.get("best_loss", math.inf):
             self.best = {"best_loss": values["loss"], "best_step": step}
         self.callbacks.call("on_evaluation", step, values | self.best)
         return values
-
-    def _sequences(self, step: int) -> int:
-        """The number of held-out sequences that are evaluated after update `step`, 0 for all."""
-        limits = self.config.evaluation
-        limit = limits.final_sequences if step == self.config.steps else limits.sequences
-        return limit if limit < len(self.held_out) else 0
-
-    def _comparable(self, step: int) -> bool:
-        """Whether the evaluation after update `step` reads as much text as those before."""
-        return self._sequences(step) == self._sequences(0)
 
     def look_inside(self, step: int) -> None:
         """Logs the panel's figures of the current parameters."""
@@ -395,7 +383,7 @@ def _updates(run: Run, step_function: Callable | None, batches: Feed, stopping) 
         saving = run.checkpoints.due(done, run.config.steps)
         run.clock.set("input", batches.wait_seconds)
         stop = stopping.reached() or run.callbacks.stops
-        if stop or saving or run.emergency.due(done) or any(run.due(done)):
+        if stop or saving or run.emergency.due(done) or any(due(run.config, done)):
             run.report(*pending)
             pending = None
         loss = run.measure(done, stopping)

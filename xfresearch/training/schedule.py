@@ -1,0 +1,20 @@
+"""When a run measures, and how much of the held-out text it reads."""
+
+from xfresearch.run.config import Config
+
+
+def due(config: Config, step: int) -> list[bool]:
+    """Whether an evaluation is due after update `step`, and whether the panel is."""
+    return [bool(n) and (step % n == 0 or step == config.steps) for n in (config.evaluation.every, config.log.panel)]
+
+
+def sequences(config: Config, step: int, held_out: int) -> int:
+    """The number of `held_out` sequences that are evaluated after update `step`, 0 for all."""
+    limits = config.evaluation
+    limit = limits.final_sequences if step == config.steps else limits.sequences
+    return limit if limit < held_out else 0
+
+
+def comparable(config: Config, step: int, held_out: int) -> bool:
+    """Whether the evaluation after update `step` reads as much text as those before."""
+    return sequences(config, step, held_out) == sequences(config, 0, held_out)
