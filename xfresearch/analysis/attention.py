@@ -30,7 +30,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from xfresearch.analysis.applies import only_if
-from xfresearch.analysis.measuring import ROWS, about, by_layer, measure, repeated, rows, wide
+from xfresearch.analysis.passes import ROWS, about, by_layer, measure, repeated, rows, wide
 from xfresearch.analysis.result import HeatMap, Result, Table
 from xfresearch.analysis.token_classes import CLASSES, by_class, classes, even
 from xfresearch.models import transformer
@@ -67,7 +67,7 @@ def applies(model: ModelConfig) -> str:
 
 @only_if(applies)
 def attention(lm, data=None, count: int = ROWS, length: int = 0, seed: int = 0) -> Result:
-    """The statistics above of every head on `count` rows of `length` tokens of `data` (measuring.rows).
+    """The statistics above of every head on `count` rows of `length` tokens of `data` (passes.rows).
 
     .data: {name: [N, H], name_rows: [rows, N, H]}; NaN where a layer has no such head or value; and with a tokenizer
     by_class [N, H, C], even_by_class [C] of token_classes.CLASSES. The intervals of .summary are over rows. Raises UserError

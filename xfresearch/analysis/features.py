@@ -20,7 +20,7 @@ import numpy as np
 from xfresearch.analysis import sparse
 from xfresearch.analysis.applies import only_if
 from xfresearch.analysis.keys_page import keys_page
-from xfresearch.analysis.measuring import about, batches, rows
+from xfresearch.analysis.passes import about, batches, rows
 from xfresearch.analysis.result import LineChart, Result, Table
 from xfresearch.analysis.tap_vectors import BATCH, Shuffled, activations, one_tap, width_of
 from xfresearch.analysis.triggers import empty, update
@@ -68,7 +68,7 @@ def features(
     resume="",
 ) -> Result:
     """Trains a dictionary of each of `sizes` features (default: 2, 4 and 8 widths of the tap), and measures it on `count`
-    rows of `length` tokens of `data` (measuring.rows).
+    rows of `length` tokens of `data` (passes.rows).
 
     tap: a name of lm.tap_names() whose value is a vector of each token; by default the stream after the middle layer.
     target: the tap to predict, by default the same. k: mean number of coefficients of a token. steps: batches of 1,024

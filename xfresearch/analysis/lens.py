@@ -20,7 +20,7 @@ from xfresearch.analysis.applies import only_if
 from xfresearch.analysis.attribution import attributed, grids
 from xfresearch.analysis.contributions import not_followed
 from xfresearch.analysis.keys_page import text
-from xfresearch.analysis.measuring import ROWS, about, batches, rows
+from xfresearch.analysis.passes import ROWS, about, batches, rows
 from xfresearch.analysis.result import HeatMap, Result, Table
 from xfresearch.models import transformer
 from xfresearch.models.block import Stream
@@ -43,7 +43,7 @@ def applies(model: ModelConfig) -> str:
 
 @only_if(applies)
 def lens(lm, data=None, count: int = ROWS, length: int = 0) -> Result:
-    """The figures above on `count` rows of `length` tokens of `data` (measuring.rows).
+    """The figures above on `count` rows of `length` tokens of `data` (passes.rows).
 
     .data: loss, agreement, divergence [N]; attribution [parts], with their names in `parts`; by_sublayer [N, sublayers],
     with their names in `sublayers`, and by_head [N, H] of it; name_rows: the same for each row;

@@ -31,7 +31,7 @@ from xfresearch.analysis.applies import only_if
 from xfresearch.analysis.coefficients import memory_names, of_keys, sites, sublayer_of, where, written_by
 from xfresearch.analysis.contributions import scaled
 from xfresearch.analysis.keys_page import keys_page, text, trigger
-from xfresearch.analysis.measuring import about, batches, rows
+from xfresearch.analysis.passes import about, batches, rows
 from xfresearch.analysis.patterns import patterns
 from xfresearch.analysis.result import HeatMap, Result, Table
 from xfresearch.analysis.triggers import empty, update
@@ -79,7 +79,7 @@ def adds(model: ModelConfig, memory: str) -> bool:
 
 @only_if(applies)
 def memories(lm, data=None, count: int = ROWS, length: int = 0, top: int = TOP, seed: int = 0, resume="") -> Result:
-    """The figures above of every memory, on `count` rows of `length` tokens of `data` (measuring.rows).
+    """The figures above of every memory, on `count` rows of `length` tokens of `data` (passes.rows).
 
     resume: a file that keeps the state once a minute, so that the same call after an interruption goes on from it. .data:
     memories [P], the names of the memories, as in 'blocks.0.feed_forward'; [P] of each figure; name_rows [rows, P] of those

@@ -15,7 +15,7 @@ Equal vectors of a row are one vector. In D dimensions, at most D + 1 vectors in
 import numpy as np
 
 from xfresearch.analysis.applies import only_if
-from xfresearch.analysis.measuring import about, by_layer, measure, rows, wide
+from xfresearch.analysis.passes import about, by_layer, measure, rows, wide
 from xfresearch.analysis.result import HeatMap, Result, Table
 from xfresearch.analysis.selectable import selectable
 from xfresearch.models import transformer
@@ -45,7 +45,7 @@ def applies(model: ModelConfig) -> str:
 
 @only_if(applies)
 def norms(lm, data=None, count: int = ROWS, length: int = 0) -> Result:
-    """The figures above of every layer on `count` rows of `length` tokens of `data` (measuring.rows).
+    """The figures above of every layer on `count` rows of `length` tokens of `data` (passes.rows).
 
     .data: {name: [N], hidden_keys: [N, G], angle_query: [N, H], name_rows: the same for each row}; NaN where a layer has no
     such value. The intervals of .summary are over rows."""

@@ -15,7 +15,7 @@ from xfresearch.analysis.attention import SITES as OF_ATTENTION
 from xfresearch.analysis.attention import repetition, statistics
 from xfresearch.analysis.lens import applies as has_lens
 from xfresearch.analysis.lens import by_depth
-from xfresearch.analysis.measuring import of_sublayers, wide
+from xfresearch.analysis.passes import of_sublayers, wide
 from xfresearch.analysis.routing import SITES as OF_ROUTING
 from xfresearch.analysis.routing import choices
 from xfresearch.models import layers

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from xfresearch.analysis.applies import only_if
-from xfresearch.analysis.measuring import about
+from xfresearch.analysis.passes import about
 from xfresearch.analysis.result import HeatMap, Result, Table
 from xfresearch.analysis.token_text import shown
 from xfresearch.models import layers

@@ -18,7 +18,7 @@ import jax
 import numpy as np
 
 from xfresearch.analysis.applies import only_if
-from xfresearch.analysis.measuring import ROWS, about, by_layer, measure, rows, several, wide
+from xfresearch.analysis.passes import ROWS, about, by_layer, measure, rows, several, wide
 from xfresearch.analysis.result import HeatMap, Result, Table
 from xfresearch.models.model_config import ModelConfig
 from xfresearch.models.sublayers import Sublayer
@@ -41,7 +41,7 @@ def applies(model: ModelConfig) -> str:
 @only_if(applies)
 def routing(lm, data=None, count: int = ROWS, length: int = 0, seed: int = 0, corpora=(), against=None) -> Result:
     """The figures above of every layer with experts (N rows; if a layer has several mixtures, a row for each of them, which
-    `mixtures` names), on `count` rows of `length` tokens of `data` (measuring.rows).
+    `mixtures` names), on `count` rows of `length` tokens of `data` (passes.rows).
 
     corpora: more corpora, of each `count` rows, for `by_corpus`; the other figures are of all rows. against: the model at
     another step of the same run, for `kept`. .data: load, mass [N, E]; together [N, E, E]; corpus_load [corpora, N, E]; and

@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from xfresearch.analysis.measuring import wide
+from xfresearch.analysis.passes import wide
 
 AUXILIARY = 1 / 32  # the coefficient of the dead features' loss
 DEAD = 20  # batches without use

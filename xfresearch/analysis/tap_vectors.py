@@ -5,7 +5,7 @@ import math
 import jax.numpy as jnp
 import numpy as np
 
-from xfresearch.analysis.measuring import batches
+from xfresearch.analysis.passes import batches
 from xfresearch.models.inputs import matching, tap_shapes
 from xfresearch.models.model_config import ModelConfig
 from xfresearch.runtime.errors import UserError

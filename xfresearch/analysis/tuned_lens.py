@@ -16,7 +16,7 @@ import optax
 
 from xfresearch.analysis.applies import only_if
 from xfresearch.analysis.lens import FIGURES, by_depth
-from xfresearch.analysis.measuring import about, batches, rows
+from xfresearch.analysis.passes import about, batches, rows
 from xfresearch.analysis.result import HeatMap, Result, Table
 from xfresearch.models.model_config import ModelConfig
 from xfresearch.models.stack import ends_with
@@ -39,7 +39,7 @@ def applies(model: ModelConfig) -> str:
 @only_if(applies)
 def tuned_lens(lm, data=None, count: int = ROWS, length: int = 0, steps: int = STEPS, training=None) -> Result:
     """Trains the translators for `steps` batches of `training`, and measures on `count` rows of `length` tokens of `data`
-    (measuring.rows).
+    (passes.rows).
 
     training: token ids [N, L]; None for the train split of `data`, or of the model's run if `data` are token ids.
     .data: loss, agreement, divergence, tuned_loss, tuned_agreement, tuned_divergence [N], the same for each row (name_rows),
