@@ -1,5 +1,7 @@
 """Lens and attribution: the parts sum to the logits for every layout, and planted parts are found."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,9 +15,10 @@ from tests.tolerances import TOLERANCE, relative_error
 from xfresearch import analysis
 from xfresearch.analysis import coefficients
 from xfresearch.analysis.attribution import attributed
-from xfresearch.analysis.contributions import contributions, directions, passed
+from xfresearch.analysis.contributions import contributions, directions, not_followed, passed
 from xfresearch.models import layers
 from xfresearch.models.memories import memory as memory_of
+from xfresearch.runtime.errors import UserError
 
 LAYOUTS = ("post_norm", "peri_norm", "fused_output", "no_skip", "skipless", "deep_norm", "resi_dual", "all_attention")
 DAILY = [*(f"layout={name}" for name in LAYOUTS), "base", "attention.output_gate=elementwise", "final_norm=dyt"]
@@ -26,6 +29,10 @@ TOKENS_NL = np.random.default_rng(0).integers(257, size=(3, 12))
 def test_the_parts_sum_to_the_logits(name, x64):
     config = in_float64(ALL[name])
     params, tokens_BL = random_params(config), tokens_for(config)
+    if reason := not_followed(config):
+        with pytest.raises(UserError, match=re.escape(reason)):
+            contributions(config, params, tokens_BL)
+        return
     terms, head, hidden_BLD = jax.jit(contributions, static_argnums=(0, 3))(config, params, tokens_BL, True)
     total_BLD = sum(terms.values())
     assert relative_error(total_BLD, hidden_BLD) < TOLERANCE["float64"]

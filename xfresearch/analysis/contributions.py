@@ -20,6 +20,7 @@ from xfresearch.models.stack import ends_with, layer_ends
 from xfresearch.models.sublayers import Bound
 from xfresearch.models.taps import captured, request
 from xfresearch.models.transformer import Transformer
+from xfresearch.runtime.errors import UserError
 
 SITES = ("raw", "out", "sum", "dual", "residual", "heads", "gate")
 
@@ -46,7 +47,8 @@ def contributions(model: ModelConfig, params: dict, tokens_BL, by_head: bool = F
 
     Parts are 'embed', 'blocks.<layer>.<sublayer>', and with `by_head` 'blocks.<layer>.attention.<head>' with the rest of
     attention (biases, slots of the model's width) under 'blocks.<layer>.attention.rest'; the constants of norms are
-    'blocks.<layer>.<sublayer>.norm' and 'final_norm'. It may be jitted."""
+    'blocks.<layer>.<sublayer>.norm' and 'final_norm'. It may be jitted. Raises UserError for a model whose terms cannot be
+    followed."""
     forward_pass = passed(model, params, tokens_BL)
     return parts(forward_pass, by_head), forward_pass.lm.logit_head(), forward_pass.hidden_BLD
 
@@ -89,6 +91,8 @@ def _followed(forward_pass: Pass, start: dict, written: Callable) -> dict:
     """The terms at the end of the model, of those in `start`, which are in the stream before the first layer, and those that
     each sublayer writes: written(sublayer) -> {part: [B, L, D]}."""
     model, values = forward_pass.config, forward_pass.values
+    if reason := not_followed(model):
+        raise UserError(f"no contributions: {reason}")
     terms = second = start
     for _, of_layer in groupby(forward_pass.lm.sublayers(), lambda each: each.sublayer.layer):
         before = terms
