@@ -12,12 +12,25 @@ import ast
 from typing import Any
 
 from xfresearch.config.reading import from_dict
+from xfresearch.data.tasks.brevo import Brevo
+from xfresearch.data.tasks.capo import Capo
+from xfresearch.data.tasks.depo import Depo
+from xfresearch.data.tasks.lano import Lano
 from xfresearch.data.tasks.majority import Majority
+from xfresearch.data.tasks.mano import Mano
 from xfresearch.data.tasks.recall import Recall
 from xfresearch.data.tasks.samples import Labelled
 from xfresearch.runtime.errors import require
 
-DATA_SETS: dict[str, type[Labelled]] = {"majority": Majority, "recall": Recall}
+DATA_SETS: dict[str, type[Labelled]] = {
+    "majority": Majority,
+    "recall": Recall,
+    "depo": Depo,
+    "brevo": Brevo,
+    "mano": Mano,
+    "lano": Lano,
+    "capo": Capo,
+}
 # Fields of DataConfig that apply to text only.
 TEXT_OPTIONS = ("weights", "text_field", "tokenizer", "packing", "manual_dir", "workers")
 

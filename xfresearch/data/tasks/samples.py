@@ -62,6 +62,26 @@ class Labelled:
         """The sequences of a split with these numbers."""
         raise NotImplementedError
 
+    def figures(self, measured: dict, parameters: int, examples: Examples) -> dict[str, float]:
+        """Metrics that only this data set has. `measured` are those of a model with so many parameters on `examples`."""
+        return {}
+
+    # Of a data set whose answers have no single right form, so that they are generated and then checked:
+    temperature: float | None = None  # of sampling; None if answers are not generated
+
+    @property
+    def end(self) -> int:
+        """The token that ends an answer."""
+        raise NotImplementedError
+
+    def prompt(self, tokens: Sequence[int]) -> list[int]:
+        """The problem of a sample: its tokens before the answer."""
+        raise NotImplementedError
+
+    def accepts(self, prompt: Sequence[int], answer: Sequence[int]) -> bool:
+        """Whether an answer, without its end, is right."""
+        raise NotImplementedError
+
 
 class Sample(NamedTuple):
     """A problem with its answers: values for each of its tokens, as in Examples."""
