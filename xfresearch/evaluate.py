@@ -33,6 +33,10 @@ COLUMNS = {
     "bits_per_byte": ("bits/byte", "{:.4f}"),
     "bits_per_character": ("bits/char", "{:.4f}"),
     "accuracy": ("accuracy", "{:.2%}"),
+    "accepted": ("accepted", "{:.2%}"),
+    "divergence": ("divergence", "{:.4f}"),
+    "bits_per_person": ("bits/person", "{:.2f}"),
+    "bits_per_parameter": ("bits/parameter", "{:.4f}"),
     "tokens": ("tokens", "{:,}"),
     "bytes": ("bytes", "{:,}"),
     "tokens_per_second": ("tokens/s", "{:,.0f}"),
@@ -131,7 +135,9 @@ def evaluate_steps(lm, workdir, data, options, mesh=None) -> list[dict]:
     damaged, or that the run has deleted meanwhile; it is skipped."""
     from xfresearch.checkpoints import store
     from xfresearch.checkpoints.validity import Unusable
+    from xfresearch.evaluation import answers
     from xfresearch.evaluation.kept import Kept
+    from xfresearch.evaluation.rows import Rows
     from xfresearch.loading import loading
 
     scorer = held_out.Scorer(lm, data, options.batch_size, mesh)
@@ -147,6 +153,7 @@ def evaluate_steps(lm, workdir, data, options, mesh=None) -> list[dict]:
                 continue
             scores = scorer(params, f"step {step}")
             result = {"step": step, **metrics(data, scores, lm.tokenizer, options.per_document)}
+            result |= answers.figures(lm.config, params, data, result, mesh) if isinstance(data, Rows) else {}
             if kept:
                 kept.write(step, result)
         results += [result] if result else []

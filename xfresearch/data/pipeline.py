@@ -155,15 +155,20 @@ def evaluation_batches(
         raise UserError(f"split {held_out.split!r} does not end: give a number of sequences (evaluation.sequences, --limit)")
     read = held_out.graded if isinstance(held_out, LabelledSplit) else held_out.read
     own = np.arange(batch_size) if rows is None else np.asarray(rows)
-    total = len(held_out)
-    used = min(limit or total, total)
-    indices = np.arange(used) * total // used
+    indices = spread(len(held_out), limit)
+    used = len(indices)
     for first in range(0, used, batch_size):
         real = first + own < used
         chosen = indices[(first + own)[real]]
         # If all rows are padding, one sequence is still read, for the names and dtypes of the arrays.
         batch = read(chosen if len(chosen) else indices[:1])
         yield {name: _pad_rows(values[: len(chosen)], real) for name, values in batch.items()}
+
+
+def spread(total: int, limit: int = 0) -> np.ndarray:
+    """The numbers of at most `limit` of `total` sequences (0: all), spread evenly."""
+    used = min(limit or total, total)
+    return np.arange(used) * total // used
 
 
 def _pad_rows(values: np.ndarray, real: np.ndarray) -> np.ndarray:

@@ -4,9 +4,10 @@ from collections.abc import Mapping
 
 from xfresearch.config.comparing import differences, fingerprint
 from xfresearch.config.fields import leaves
-from xfresearch.data.labels import predicted, predicts_next
+from xfresearch.data.labels import predicted, predicts_next, trains_on_labels
 from xfresearch.run.config import Config
 from xfresearch.runtime.errors import UserError, require
+from xfresearch.studies import probes
 from xfresearch.studies.cells import Cell, Trial
 from xfresearch.studies.design import Study, rungs
 from xfresearch.studies.matching import LARGEST_MISMATCH, Matched, trend_of
@@ -87,6 +88,8 @@ def _require_metric(study: Study, config: Config) -> None:
     require(next_tokens or study.metric != "bits_per_byte", "metric", study.metric, allowed)
     of_tokens = ", ".join(each for each in study.probes if each in OF_NEXT_TOKENS)
     require(next_tokens or not of_tokens, "probes", of_tokens, "probes that need no prediction of the next token, or ()")
+    of_labels = ", ".join(each for each in study.probes if each in probes.OF_LABELS)
+    require(trains_on_labels(config.data) or not of_labels, "probes", of_labels, "probes that need no labels, or ()")
     require(config.evaluation.split != "train", "options", "evaluation.split=train", "a split that no arm trains on")
     require(config.evaluation.every > 0, "options", "evaluation.every=0", "an interval: a study compares held-out metrics")
 

@@ -8,6 +8,10 @@ better.
     sink        mean weight of the heads on the first token of held-out text; NaN likewise
     ANALYSIS.FIGURE  a figure of the summary of an analysis (docs/anatomy.md), such as 'memories.agreement'; NaN for a model
                 to which the analysis does not apply, or which has no such figure, such as one without memory slots
+    hardest     accuracy of the held-out answers of the highest difficulty, of data with labels (docs/playground.md)
+    accepted    share of generated answers that the data set accepts; NaN for one whose answers have one right form
+    divergence  nats per label above the exact law of the data: less is better; NaN for a data set without a known law
+    bits_per_parameter  about the people of capo; NaN for other data sets
     tasks.NAME  the first metric of a task of lm_eval (docs/evaluation.md), which may be one where less is better
 
 The tokens of copying and recall are the same for all runs with one vocabulary.
@@ -50,6 +54,18 @@ def pairs_twice(rng, rows: int, pairs: int, vocabulary: int) -> np.ndarray:
 PROBES: dict[str, Callable] = {"copying": copying, "recall": recall}
 # Figures of all heads (analysis/attention.py), and how they become one.
 OF_HEADS: dict[str, tuple[str, Callable]] = {"induction": ("induction", np.nanmax), "sink": ("first", np.nanmean)}
+OF_LABELS = ("hardest", "accepted", "divergence", "bits_per_parameter")
+
+
+def _of_labels(lm, names: Sequence[str]) -> dict[str, float]:
+    """Figures of the held-out labels, of as many sequences as the points of the curve."""
+    from xfresearch.evaluation import answers, held_out, rows
+
+    data = rows.read_rows(lm, "the run", limit=lm.run.evaluation.sequences)
+    measured = rows.metrics(held_out.Scorer(lm, data, 0)(lm.params, "answers"))
+    measured["hardest"] = [*measured["by_difficulty"].values()][-1]["accuracy"]
+    measured |= answers.figures(lm.config, lm.params, data, measured) if {*names} - {"hardest"} else {}
+    return {name: measured.get(name, np.nan) for name in names}
 
 
 def _of_heads(lm, names: Sequence[str]) -> dict[str, float]:
@@ -77,14 +93,16 @@ def check(names: Sequence[str], task_data: str = "") -> None:
             corpora = [each for each, analysis in ANALYSES.items() if not analysis.prompts]
             require(bool(figure) and source in corpora, "probes", name, f"ANALYSIS.FIGURE, of one of {', '.join(corpora)}")
         else:
-            allowed = f"one of {', '.join([*PROBES, *OF_HEADS])}, ANALYSIS.FIGURE or tasks.NAME"
-            require(name in PROBES or name in OF_HEADS, "probes", name, allowed)
+            allowed = f"one of {', '.join([*PROBES, *OF_HEADS, *OF_LABELS])}, ANALYSIS.FIGURE or tasks.NAME"
+            require(name in {*PROBES, *OF_HEADS, *OF_LABELS}, "probes", name, allowed)
 
 
 def measure(lm, names: Sequence[str], folder="", task_data: str = "") -> dict[str, float]:
     """{name: value} of a language model, whose run is in `folder`."""
     figures = {name: PROBES[name](lm) for name in names if name in PROBES}
     figures |= _of_heads(lm, [name for name in names if name in OF_HEADS])
+    if of_labels := [name for name in names if name in OF_LABELS]:
+        figures |= _of_labels(lm, of_labels)
     of_tasks = [name.partition(".")[2] for name in names if name.startswith("tasks.")]
     if of_tasks:
         figures |= _of_tasks(lm, of_tasks, folder, task_data)
