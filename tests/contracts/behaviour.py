@@ -43,7 +43,7 @@ def behaviour(name: str, folder: Path) -> dict:
     workdir = folder / name
     text.write_text("\n".join(f"{i} squared is {i * i}" for i in range(4000)))
     flags = FLAGS | {"data.cache_dir": folder / "cache"}
-    if name != "brody_majority":  # it has labels and no text
+    if name not in ("brody_majority", "playground"):  # they have labels and no text
         flags["data.corpus"] = f"('text_files:{text}',)"
     file = ROOT / "configs" / f"{name}.py"
     train_main(

@@ -41,7 +41,7 @@ def state_of(workdir) -> dict:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", NAMED)
+@pytest.mark.parametrize("name", [*NAMED, "playground"])
 def test_trains_with_its_command_and_resumes_bit_for_bit(name, tmp_path, cache, capsys):
     flags = [f"--config.{key}={value}" for key, value in (OVERRIDES | {"data.cache_dir": cache}).items()]
     result = tmp_path / "result.json"

@@ -130,6 +130,6 @@ def log_probability(levels: Levels, sentence: Sequence[int]) -> float:
     for level in reversed(levels):
         below = inside_N1N1
         of_rules = [[reduce(np.matmul, [below[int(child) - 1] for child in rule]) for rule in rules] for rules in level]
-        inside_N1N1 = [sum(products) / len(products) for products in of_rules]
+        inside_N1N1 = [np.mean(products, 0) for products in of_rules]
     scaled = float(inside_N1N1[0][0, n])
     return math.log(scaled) - n * math.log(SCALE) if scaled else -math.inf
