@@ -61,7 +61,8 @@ def get_config(name: str = "depo"):
             optimizer.warmup, optimizer.schedule, optimizer.final_fraction = 0, "linear", 0.0
         config.evaluation.sequences = config.evaluation.final_sequences = 512
     else:
-        model.width, model.depth, block.attention.heads, block.feed_forward.gated_hidden = 64, 2, 2, "matched"
+        if name != "tiny":
+            model.width, block.attention.heads = 64, 2
         optimizer.warmup, optimizer.schedule, optimizer.final_fraction = min(50, run.steps // 5), "linear", 0.0
         config.checkpoint.every, config.evaluation.every = 1000, max(run.steps // 10, 15)
         config.evaluation.sequences, config.evaluation.final_sequences = 256, 1024

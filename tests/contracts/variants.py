@@ -308,8 +308,8 @@ def _memories() -> dict:
 
 
 def _named() -> dict:
-    """Every file in configs/ at its tiny size, except playground, whose model is quickstart's. A vocabulary that the tokenizer
-    would set is small."""
+    """Every file in configs/ at its tiny size, but not playground, whose model is quickstart's. A vocabulary that the
+    tokenizer would set is small."""
     files = [f for f in sorted((ROOT / "configs").glob("*.py")) if "def get_config(" in f.read_text()]
     files = [f for f in files if f.stem != "playground"]
     models = {f.stem: parse(["--config", f"{f}:tiny"]).model for f in files}
