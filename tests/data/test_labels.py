@@ -10,7 +10,7 @@ from tests.contracts.variants import ROOT
 from xfresearch.config.fields import option
 from xfresearch.data import labels
 from xfresearch.data.pipeline import Batches, evaluation_batches, prepare
-from xfresearch.data.tasks.samples import NO_LABEL, Labelled, one_label_each
+from xfresearch.data.tasks.task import NO_LABEL, Labelled, one_label_each
 from xfresearch.run.config_files import parse
 from xfresearch.runtime.errors import UserError
 

@@ -6,12 +6,12 @@ from types import SimpleNamespace
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from xfresearch.run.files import parse
 
 from xfresearch.data.labelled import LabelledSplit
 from xfresearch.data.pipeline import evaluation_batches, spread
-from xfresearch.data.tasks.samples import ENDLESS
+from xfresearch.data.tasks.task import ENDLESS
 from xfresearch.evaluation import answers, losses, rows
+from xfresearch.run.config_files import parse
 from xfresearch.runtime.errors import UserError
 from xfresearch.studies.running import blocks
 from xfresearch.training import budget, outline

@@ -7,7 +7,7 @@ import numpy as np
 
 from xfresearch.data.labels import open_data_set
 from xfresearch.data.packing import positions
-from xfresearch.data.tasks.samples import ENDLESS, NO_LABEL, Examples
+from xfresearch.data.tasks.task import ENDLESS, NO_LABEL, Examples
 from xfresearch.runtime.errors import UserError, nearest
 
 PROBED = 64  # sequences whose content is in the digest: another version of Python or NumPy may draw others

@@ -5,7 +5,7 @@ text, hence no tokenizer and no bytes. Its sequences have exactly config.sequenc
 
 To add a data set, write a class in a new file of data/tasks/ and add a line to DATA_SETS. The class is a frozen dataclass
 whose fields (config/fields.py) are its options. It is a Task, whose samples are drawn without end, or any other Labelled
-(tasks/samples.py).
+(tasks/task.py).
 """
 
 import ast
@@ -19,7 +19,7 @@ from xfresearch.data.tasks.lano import Lano
 from xfresearch.data.tasks.majority import Majority
 from xfresearch.data.tasks.mano import Mano
 from xfresearch.data.tasks.recall import Recall
-from xfresearch.data.tasks.samples import Labelled
+from xfresearch.data.tasks.task import Labelled
 from xfresearch.runtime.errors import require
 
 DATA_SETS: dict[str, type[Labelled]] = {

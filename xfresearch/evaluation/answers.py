@@ -2,7 +2,7 @@
 
 Teacher forcing tells whether a model gives an answer that has one right form: it does if each of its tokens is the most
 likely one after those before. Where many forms are right, such as orders or sentences, the model generates an answer, and
-the data set decides (data/tasks/samples.py).
+the data set decides (data/tasks/task.py).
 """
 
 from collections.abc import Iterator, Sequence

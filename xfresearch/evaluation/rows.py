@@ -10,7 +10,7 @@ import numpy as np
 
 from xfresearch.data.labels import has_labels, predicted, trains_on_labels
 from xfresearch.data.pipeline import Split, evaluation_batches, prepare
-from xfresearch.data.tasks.samples import ENDLESS
+from xfresearch.data.tasks.task import ENDLESS
 from xfresearch.evaluation.losses import SUMS, on_host, right_answers, summary
 from xfresearch.models.model_config import check_length
 from xfresearch.runtime.errors import UserError

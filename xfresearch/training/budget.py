@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from xfresearch.data.labels import trains_on_labels
-from xfresearch.data.tasks.samples import ENDLESS
+from xfresearch.data.tasks.task import ENDLESS
 from xfresearch.run.closed_form import costs
 from xfresearch.run.config import Config
 from xfresearch.runtime.tables import count

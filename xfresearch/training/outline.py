@@ -14,7 +14,7 @@
 
 
 from xfresearch.data.labels import predicted
-from xfresearch.data.tasks.samples import ENDLESS
+from xfresearch.data.tasks.task import ENDLESS
 from xfresearch.models.words import model_line
 from xfresearch.run.config import Config
 from xfresearch.runtime import xla_flags

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from xfresearch.data.labels import open_data_set
-from xfresearch.data.tasks.samples import NO_LABEL
-from xfresearch.data.tasks.words import number_of_nodes
+from xfresearch.data.tasks.node_words import number_of_nodes
+from xfresearch.data.tasks.task import NO_LABEL
 from xfresearch.runtime.errors import UserError
 
 

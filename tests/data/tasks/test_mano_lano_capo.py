@@ -11,7 +11,7 @@ import pytest
 from xfresearch.data.labels import open_data_set
 from xfresearch.data.tasks import capo
 from xfresearch.data.tasks.lano import GRAMMARS, log_probability
-from xfresearch.data.tasks.samples import NO_LABEL
+from xfresearch.data.tasks.task import NO_LABEL
 from xfresearch.runtime.errors import UserError
 
 

@@ -5,7 +5,7 @@ import pytest
 
 from xfresearch.data.labels import open_data_set
 from xfresearch.data.tasks.recall import Recall
-from xfresearch.data.tasks.samples import NO_LABEL
+from xfresearch.data.tasks.task import NO_LABEL
 from xfresearch.runtime.errors import UserError
 
 

@@ -11,7 +11,7 @@ from functools import cached_property
 from itertools import islice
 
 from xfresearch.config.fields import option
-from xfresearch.data.tasks.samples import ENDLESS
+from xfresearch.data.tasks.task import ENDLESS
 from xfresearch.data.text_sources import SPLITS, split_of
 from xfresearch.runtime.errors import UserError, require
 

@@ -21,7 +21,7 @@ from typing import Literal
 import numpy as np
 
 from xfresearch.config.fields import option
-from xfresearch.data.tasks.samples import Answer, Examples, Sample, Task, next_tokens
+from xfresearch.data.tasks.task import Answer, Examples, Sample, Task, next_tokens
 from xfresearch.runtime.errors import require
 
 # Levels from the root. Symbols are separated by |, their rules by spaces; a rule names symbols of the next level by number.

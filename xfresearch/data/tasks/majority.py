@@ -21,7 +21,7 @@ import numpy as np
 
 from xfresearch.config.fields import option
 from xfresearch.data.splits import rows_of
-from xfresearch.data.tasks.samples import Examples, Labelled, one_label_each
+from xfresearch.data.tasks.task import Examples, Labelled, one_label_each
 from xfresearch.runtime.errors import require
 
 

@@ -15,7 +15,7 @@ import random
 from dataclasses import dataclass
 
 from xfresearch.config.fields import option
-from xfresearch.data.tasks.samples import Answer, Sample, Task, next_tokens
+from xfresearch.data.tasks.task import Answer, Sample, Task, next_tokens
 
 OPERATIONS = (operator.add, operator.sub, operator.mul)
 NAMES = 2  # tokens of the same meaning

@@ -13,7 +13,7 @@ import random
 from dataclasses import dataclass
 
 from xfresearch.config.fields import option
-from xfresearch.data.tasks.samples import NO_LABEL, Sample, Task
+from xfresearch.data.tasks.task import NO_LABEL, Sample, Task
 from xfresearch.runtime.errors import require
 
 
