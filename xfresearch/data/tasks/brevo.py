@@ -5,7 +5,7 @@ node depends on 1 to 4 of the nodes before it on which fewer than 4 others depen
 in random order, the query mark, the last node, the answer mark, then all nodes on which it depends, itself last, in a
 topological order that is drawn, and the end. Any other topological order is as right: `accepts` decides.
 
-In training n has the law of node_words.number_of_nodes; held-out graphs have `nodes` nodes. Difficulty is the number of edges of
+In training n has the law of number_of_nodes; held-out graphs have `nodes` nodes. Difficulty is the number of edges of
 the shortest way from the query to a node that depends on none.
 
 Tokens: 0 begins a sample. With symbols=0, as in the paper's Brevo1 (N = 70, 90, 110), a node is one token of 1 to N. Else,

@@ -2,7 +2,7 @@
 
 A sample is a cycle of n words: its n edges (word, next word) in random order, then up to `queries` questions about different
 words. A question is a token for k, the word, the answer mark, and the k-th word after it on the cycle: the answer. In
-training n has the law of node_words.number_of_nodes and k is uniform from 1 to `hops`; held-out cycles have `nodes` words, and k
+training n has the law of number_of_nodes and k is uniform from 1 to `hops`; held-out cycles have `nodes` words, and k
 is a power of 2 or `hops` itself. Difficulty is k.
 
 Tokens: 0 begins a sample; 1 to 2 m are those of words; then one for each k; then the answer mark. The paper's Depo1 has
