@@ -101,6 +101,21 @@ def _all_attention(x, a, n, b, N):
     return a.end(x + a(x, x), n["attention_post"])
 
 
+# Vaswani et al. 2017, sec. 3.1: in the decoder, c reads the encoder's output between a and f. T5 is the same in pre-norm.
+
+
+def _cross_pre_norm(x, a, c, f, n, b, N):
+    x = a.end(x + a(x, n["attention_in"](x)))
+    x = c.end(x + c(x, n["cross_attention_in"](x)))
+    return f.end(x + f(x, n["feed_forward_in"](x)))
+
+
+def _cross_post_norm(x, a, c, *f, n, b, N):
+    x = a.end(x + a(x, x), n["attention_post"])
+    x = c.end(x + c(x, x), n["cross_attention_post"])
+    return f[0].end(x + f[0](x, x), n["feed_forward_post"]) if f else x
+
+
 # Gulati et al. 2020, eq. 1, without the convolution.
 
 
@@ -153,4 +168,7 @@ LAYOUTS = {
     "hyper_connections": _hyper_connections,
     "deep_norm": lambda x, a, f, n, b, N: _post_norm(x, a, f, n, b, N, alpha=(2 * N) ** 0.25),
     "resi_dual": _post_norm,
+    "cross_pre_norm": _cross_pre_norm,
+    "cross_post_norm": lambda x, a, c, f, n, b, N: _cross_post_norm(x, a, c, f, n=n, b=b, N=N),
+    "cross_all_attention": lambda x, a, c, n, b, N: _cross_post_norm(x, a, c, n=n, b=b, N=N),
 }

@@ -10,6 +10,7 @@ from dataclasses import replace
 import numpy as np
 
 from tests.reference.attention import ATTENTIONS
+from tests.reference.cross import cross_attention
 from tests.reference.feed_forward import FEED_FORWARDS
 from tests.reference.layouts import LAYOUTS, Part
 from tests.reference.norms import norm_of, softcap
@@ -47,8 +48,11 @@ def block(p, x_LD, config, positions, segments, model_config, shared, layer):
             losses[loss] = losses.get(loss, 0) + value
         return y
 
+    def cross(name, options, x):
+        return cross_attention(p[name], x, config, segments, shared["source"])
+
     def part(name, options):
-        function = attend if name == "attention" else feed
+        function = {"attention": attend, "cross_attention": cross}.get(name, feed)
         return Part(name, lambda x: function(name, options, x))
 
     def norm(name):
@@ -83,8 +87,25 @@ def layer_order(config):
     return order
 
 
-def model(config, params, tokens, positions=None, segments=None):
-    """Logits [L, V] of one sequence of token ids, and its auxiliary losses, summed over layers."""
+def model(config, params, tokens, positions=None, segments=None, source=None):
+    """Logits [L, V] of one sequence of token ids, and its auxiliary losses, summed over layers. source: the token ids, the
+    positions and the segments of the source of a model with an encoder."""
+    shared = dict(params.get("shared", {}))  # and values that travel between layers, and the source
+    losses = {}
+    if source is not None:
+        own = params["encoder"]
+        with at("encoder"):
+            s_SW, losses = through(config.encoder, {"embed": params["embed"], **own}, dict(own.get("shared", {})), *source)
+        shared["source"] = s_SW, source[2]
+    x_LD, more = through(config, params, shared, tokens, positions, segments)
+    losses = {key: losses.get(key, 0) + more.get(key, 0) for key in losses | more}
+    logits_LV = x_LD @ params["embed" if config.tie_embeddings else "head"]["table"].T
+    logits_LV += params.get("head_bias", {}).get("bias", 0)
+    return softcap(logits_LV, config.logit_softcap), losses
+
+
+def through(config, params, shared, tokens, positions, segments):
+    """The hidden states [L, D] after a stack and its final norm, and its auxiliary losses."""
     positions = np.arange(len(tokens)) if positions is None else positions
     segments = np.ones(len(tokens)) if segments is None else segments
     order = layer_order(config)
@@ -96,7 +117,6 @@ def model(config, params, tokens, positions=None, segments=None):
         x_LD = x_LD + params["position"]["table"][positions + config.position_offset]
     if config.position == "sinusoidal":
         x_LD = x_LD + sinusoidal(positions, config.width)
-    shared = dict(params.get("shared", {}))  # and values that travel between layers
     x_LD = norm_of(config.embedding_norm, params.get("embedding_norm", {}), x_LD, first)
     total = x_LD = record("embed", x_LD)
     # ResiDual (Xie et al. 2023, eq. 3): the post-norm stream plus the norm of the sum of all sublayers' outputs.
@@ -110,10 +130,7 @@ def model(config, params, tokens, positions=None, segments=None):
                     total = record("dual", total + part.y)
         losses = {key: losses.get(key, 0) + more.get(key, 0) for key in losses | more}
     final = lambda x: norm_of(config.final_norm, params.get("final_norm", {}), x, first)  # noqa: E731
-    x_LD = record("final", x_LD + final(total) if dual else final(x_LD))
-    logits_LV = x_LD @ params["embed" if config.tie_embeddings else "head"]["table"].T
-    logits_LV += params.get("head_bias", {}).get("bias", 0)
-    return softcap(logits_LV, config.logit_softcap), losses
+    return record("final", x_LD + final(total) if dual else final(x_LD)), losses
 
 
 def pick(tree, index):
@@ -121,14 +138,18 @@ def pick(tree, index):
     return {k: pick(v, index) if isinstance(v, dict) else np.asarray(v[index], np.float64) for k, v in tree.items()}
 
 
-def passed(config, params, tokens_BL, segments_BL=None, positions_BL=None, changes=None):
-    """Logits [B, L, V], and {tap: value [B, ...]} of all taps. changes: {tap: function} of the value of a row."""
+def passed(config, params, tokens_BL, segments_BL=None, positions_BL=None, changes=None, source=None):
+    """Logits [B, L, V], and {tap: value [B, ...]} of all taps. changes: {tap: function} of the value of a row. source: a
+    Source, or None."""
     params = tree(params)
     rows = []
     for row, tokens in enumerate(tokens_BL):
         segments, positions = (None if each is None else each[row] for each in (segments_BL, positions_BL))
+        of_row = None if source is None else [None if source[i] is None else source[i][row] for i in (0, 2, 1)]
+        if of_row and of_row[2] is None:
+            of_row[2] = np.ones(len(of_row[0]))
         with recording(changes) as values:
-            logits_LV, _ = model(config, params, tokens, positions, segments)
+            logits_LV, _ = model(config, params, tokens, positions, segments, of_row)
         rows.append((logits_LV, values))
     stacked = {name: np.stack([values[name] for _, values in rows]) for name in rows[0][1]}
     return np.stack([logits for logits, _ in rows]), stacked
