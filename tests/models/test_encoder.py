@@ -1,5 +1,6 @@
 """Models with an encoder and a decoder: values, costs, masks of pairs, padding, decoding with a cache."""
 
+from dataclasses import replace
 from functools import partial
 
 import jax
@@ -8,17 +9,22 @@ import numpy as np
 import pytest
 
 from tests.contracts.passes import forward, run
-from tests.contracts.variants import BATCH, LENGTH, in_float64, random_params, tokens_for
+from tests.contracts.variants import BATCH, LENGTH, MAIN, in_float64, random_params, tokens_for
 from tests.daily import daily
-from tests.models.two_stacks import MODELS, SOURCE, packed, source_for
+from tests.models.two_stacks import MODELS, SOURCE, TWO, made, packed, source_for
 from tests.reference import model as reference
+from tests.tiny_runs import rough_params, tiny_config, tiny_model
 from tests.tolerances import TOLERANCE, relative_error
+from xfresearch.data.tokenizers import ByteTokenizer
+from xfresearch.loading.language_model import LanguageModel
 from xfresearch.models import layers, transformer
 from xfresearch.models.context import Context, Source
 from xfresearch.models.counting import count_flops
 from xfresearch.models.inputs import tap_shapes
 from xfresearch.models.taps import captured
 from xfresearch.run.closed_form import costs
+from xfresearch.run.resolving import resolve
+from xfresearch.runtime.errors import UserError
 
 
 def case(name: str) -> tuple:
@@ -129,3 +135,100 @@ def decoded(config, params, source: Source, tokens_BL):
         pieces.append(logits_BCV)
         start += size
     return jnp.concatenate(pieces, 1)
+
+
+@pytest.fixture(scope="module")
+def lm() -> LanguageModel:
+    config = replace(MODELS["post-norm"], vocab_size=257)
+    run = replace(tiny_config("gpt2"), model=config, source_length=SOURCE)
+    return LanguageModel(config, rough_params(config), ByteTokenizer(), run)
+
+
+def test_a_user_gives_sources_as_texts_or_ids(lm):
+    end = lm.tokenizer.end_of_text
+    source = np.array([[*b"abc", end]])
+    tokens = np.array([[end, *b"xy"]])
+    logits = lm(tokens, source=source)
+    assert relative_error(lm(tokens, source="abc"), logits) < TOLERANCE["float32"]
+    both = lm(np.repeat(tokens, 2, 0), source=["abc", list(b"abcde")])  # of different lengths
+    assert relative_error(both[:1], logits) < TOLERANCE["float32"]
+    assert relative_error(lm.loss(tokens, source=source), lm.loss(tokens, source=["abc"])) < TOLERANCE["float32"]
+
+
+def test_generated_text_is_that_of_the_full_pass(lm):
+    """Greedy, from the id that the decoder starts from; sources of different lengths beside each other."""
+    end = lm.tokenizer.end_of_text
+    settings = {"max_new_tokens": 5, "temperature": 0.0}
+    texts = lm.generate(source=["abc", "a"], **settings)
+    assert texts == [lm.generate(source=each, **settings) for each in ("abc", "a")]
+    ids = [end]
+    for _ in range(5):
+        ids.append(int(lm(np.array([ids]), source="abc")[0, -1].argmax()))
+    text = ids[1:].index(end) if end in ids[1:] else 5
+    assert lm.tokenizer.decode(ids[1 : 1 + text]) == texts[0]
+    assert isinstance(lm.generate("x", source="abc", beams=2, **settings), str)
+
+
+def test_taps_of_both_stacks_have_names_and_can_be_replaced(lm):
+    tokens, source = np.array([[1, 2]]), np.array([[3, 4, 5]])
+    names = lm.tap_names()
+    assert names.index("encoder.final") < names.index("embed") < names.index("blocks.0.cross_attention.weights")
+    values = lm.capture(tokens, ["encoder.blocks.*.out", "decoder.blocks.1.cross_attention.weights"], source=source)
+    assert values["encoder.blocks.1.feed_forward.out"].shape == (1, 3, 32)
+    assert values["decoder.blocks.1.cross_attention.weights"].shape == (1, 4, 2, 3)
+    for name in ("encoder.blocks.0.attention.out", "encoder.final", "decoder.blocks.0.cross_attention.out"):
+        changed = lm(tokens, replace={name: lambda x: 0 * x}, source=source)
+        assert relative_error(changed, lm(tokens, source=source)) > 1e-3, name
+
+
+@pytest.mark.parametrize(
+    "call, words",
+    [
+        (lambda lm: lm([[1]]), "source is missing"),
+        (lambda lm: lm([[1]], source=[[1], [2]]), "source has 2 rows"),
+        (lambda lm: lm([[1]], source=np.array([[1.5]])), "it must be integers"),
+        (lambda lm: lm([[1]], source=[[999]]), "source has token 999"),
+        (lambda lm: lm([[1]], source={}), "source={} is not allowed"),
+        (lambda lm: lm.generate("a", source="b", beams=2), "temperature=0.9 is not allowed with beams=2"),
+        (lambda lm: tiny_model()([[1]], source="a"), "this model has no encoder"),
+    ],
+)
+def test_a_mistake_with_a_source_is_one_line(lm, call, words):
+    with pytest.raises(UserError, match=words) as error:
+        call(lm)
+    assert "\n" not in str(error.value)
+
+
+ENCODER = "stacks.encoder."
+
+
+@pytest.mark.parametrize(
+    "changes, words",
+    [
+        ({"blocks": {"main": MAIN}}, "main.layout='pre_norm' .* cross_pre_norm"),
+        ({"stacks": {}}, "cross_attention='cross-attention' .* set model.stacks.encoder"),
+        ({"stacks": {"second": TWO.stacks["encoder"]}}, "model.stacks='second' .* 'encoder'"),
+        ({ENCODER + "width": 24}, "model.stacks.encoder.embedding='shared' .* 'own' with a width of 24"),
+        ({ENCODER + "embedding_std": 0.1}, "model.stacks.encoder.embedding_std=0.1"),
+        ({ENCODER + "depth": 3, ENCODER + "pattern": ("main",) * 2}, "stacks.encoder.depth=3 .* a multiple of the 2"),
+        ({ENCODER + "blocks.main.layout": "cross_pre_norm"}, "encoder.blocks.main.cross_attention='cross-attention'"),
+        ({ENCODER + "blocks.main.attention.heads": 5}, "encoder.blocks.main.attention.heads=5"),
+    ],
+)
+def test_a_mistake_in_the_config_is_one_line(changes, words):
+    with pytest.raises(UserError, match=words):
+        made(changes)
+
+
+@pytest.mark.parametrize(
+    "changes, words",
+    [
+        ({"source_length": 0}, "source_length=0 .* at least 1"),
+        ({"source_length": SOURCE + 1}, "source_length=7 .* at most 6, by model.stacks.encoder.max_length"),
+    ],
+)
+def test_a_run_needs_a_source_length_that_fits(changes, words):
+    with pytest.raises(UserError, match=words):
+        resolve(replace(tiny_config("gpt2"), model=TWO, **changes))
+    with pytest.raises(UserError, match="source_length=4 .* 0 without an encoder"):
+        resolve(replace(tiny_config("gpt2"), source_length=4))

@@ -4,11 +4,9 @@ lm = xf.load("runs/a")
 logits_BLV = lm(tokens_BL)
 """
 
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace as with_fields
 from functools import partial
-from numbers import Integral
 from os import PathLike
 from typing import Any, TypeAlias
 
@@ -27,7 +25,9 @@ from xfresearch.interop import chat, exporting
 from xfresearch.interop.source import Source
 from xfresearch.kernels.cross_entropy import token_nll
 from xfresearch.loading import edits as edited
-from xfresearch.models import decoding, transformer
+from xfresearch.loading.generating import generated, sampling_or_beams
+from xfresearch.models import transformer
+from xfresearch.models.beams import Beams
 from xfresearch.models.inputs import (
     as_tokens,
     each_token,
@@ -35,14 +35,13 @@ from xfresearch.models.inputs import (
     forward,
     matching,
     patches,
-    prompt_ids,
     shared,
     tap_shapes,
 )
 from xfresearch.models.memories import memory
-from xfresearch.models.model_config import LIMITS, ModelConfig, check_length, longest_sequence
+from xfresearch.models.model_config import ModelConfig, check_length
 from xfresearch.models.sampling import DEFAULT, Sampling
-from xfresearch.models.sources import SourceText, source_of
+from xfresearch.models.sources import SourceText, prompts_of, source_of
 from xfresearch.models.stack import ends_with
 from xfresearch.models.sublayer import Memory
 from xfresearch.models.taps import Patch, Request, captured, request
@@ -224,7 +223,7 @@ class LanguageModel:
 
     def generate(
         self,
-        prompt: str | list[str] | list[int] | list[list[int]],
+        prompt: str | list[str] | list[int] | list[list[int]] = "",
         max_new_tokens: int | None = None,
         temperature: float = DEFAULT.temperature,
         top_k: int = DEFAULT.top_k,
@@ -232,6 +231,9 @@ class LanguageModel:
         seed: int | list[int] = 0,
         stream: Callable[[int, str, list[int]], None] | None = None,
         replace: Replacements | None = None,
+        source: SourceText | None = None,
+        beams: int = 1,
+        length_penalty: float = 1.0,
     ) -> str | list[str]:
         """Continues `prompt` and returns the new text, without the prompt; a list of prompts gives a list of texts. A prompt
         is a text, in which special tokens are text, or token ids, such as those of `encode` and `chat`.
@@ -243,13 +245,16 @@ class LanguageModel:
         `stream(index of the prompt, text, tokens)` is called while text is generated, always with whole characters.
         `replace` is that of a call. Its functions get the values [B, L, ...] of the prompts, padded on the left, and then
         those [B, 1, ...] of each new token. Each function is compiled anew.
+        `source` is what the encoder of a model with two stacks reads, a text or ids, or a list of them. The prompt is then
+        the beginning of the target. `beams` above 1 search for the likeliest text, with temperature 0 (models/beams.py).
         """
         tokenizer = self._reader()
-        tokens, one = prompt_ids(self.config, tokenizer, prompt)
+        tokens, one, read = prompts_of(self.config, tokenizer, prompt, source)
         texts = [""] * len(tokens)
         readers = [tokenizer.decode_stream(self._begins(ids)) for ids in tokens]
-        sampling = Sampling(temperature, top_k, top_p)
-        chunks = self._generate_tokens(tokens, max_new_tokens, sampling, seed, replace or {})
+        how = sampling_or_beams(Sampling(temperature, top_k, top_p), Beams(beams, length_penalty))
+        asked = (tokens, read, max_new_tokens, how, seed, replace or {})
+        chunks = generated(self.config, self.params, tokenizer, *asked)
         for chunk in chunks:
             for index, new in enumerate(chunk):
                 text = readers[index].push(new)
@@ -261,7 +266,7 @@ class LanguageModel:
             texts[index] += rest
             if stream and rest:
                 stream(index, rest, [])
-        return texts[0] if one or isinstance(prompt, str) else texts
+        return texts[0] if one else texts
 
     def encode(self, text: str, special_tokens: bool = False) -> list[int]:
         """The token ids of a text, as a call and `generate` read it: after the tokenizer's begin-of-text token, if it has
@@ -310,40 +315,6 @@ class LanguageModel:
         returns the family. See interop/exporting.py for the choice of family and dtype. Raises UserError if `path`
         exists and is not an empty directory, or if no family can express the model; the message gives the reason."""
         return exporting.export(self, epath.Path(path).expanduser(), family, dtype, shard_bytes).name
-
-    def _generate_tokens(
-        self,
-        tokens: list[list[int]],
-        max_new_tokens: int | None,
-        sampling: Sampling,
-        seed: int | list[int],
-        replace: Replacements,
-    ) -> Iterator[list[list[int]]]:
-        seeds = seed if isinstance(seed, list) else [seed] * len(tokens)
-        if not all(isinstance(each, Integral) and 0 <= each < 2**32 for each in seeds):
-            raise UserError(f"seed={seed!r} is not allowed: it must be an integer of at least 0 and below 2^32")
-        if len(seeds) != len(tokens):
-            raise UserError(f"seed={seed} is not allowed: it must be one number, or one for each of {len(tokens)} prompts")
-        if not tokens:
-            return iter(())
-        count = self._new_tokens(max(map(len, tokens)), max_new_tokens)
-        read = self._reader()
-        taps = request(self.config, (), patches(self.config, replace, len(tokens), max(map(len, tokens))))
-        drawn = (self.config, self.params, tokens, count, sampling, seeds, read.stops, read.vocab_size)
-        return decoding.generate(*drawn, taps=taps)
-
-    def _new_tokens(self, length: int, max_new_tokens: int | None) -> int:
-        """The number of tokens to generate after a prompt of `length` tokens."""
-        rows = longest_sequence(self.config)
-        available = rows - length if rows else sys.maxsize
-        if available < 1:
-            allowed = f"shorter than {rows} tokens, by {LIMITS}"
-            raise UserError(f"a prompt of {length} tokens is not allowed: it must be {allowed}")
-        count = min(256, available) if max_new_tokens is None else max_new_tokens
-        if not (isinstance(count, Integral) and 1 <= count <= available):
-            most = f" and at most {available} after a prompt of {length} tokens ({rows} by {LIMITS})" if rows else ""
-            raise UserError(f"max_new_tokens={count!r} is not allowed: it must be an integer of at least 1{most}")
-        return count
 
 
 @partial(jax.jit, static_argnums=0)

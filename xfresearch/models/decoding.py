@@ -28,7 +28,7 @@ from jax.sharding import NamedSharding
 from xfresearch.kernels.defaults import fast_layers
 from xfresearch.kernels.top_p import kept_by_top_p
 from xfresearch.models import layers, transformer
-from xfresearch.models.context import Context
+from xfresearch.models.context import Context, Source
 from xfresearch.models.model_config import ModelConfig
 from xfresearch.models.sampling import DEFAULT, Sampling
 from xfresearch.models.taps import NO_TAPS, Request
@@ -50,23 +50,24 @@ def generate(
     vocab_size: int = 0,
     mesh=None,
     taps: Request = NO_TAPS,
+    source: Source | None = None,
 ) -> Iterator[list[list[int]]]:
     """Yields the new tokens of every prompt, at most CHUNK each at a time, until each has ended or has max_new_tokens.
 
     `prompts` are lists of at least one token, with one `seed` for all or one for each. A prompt ends before the first of
     the tokens `stops`, which are never yielded. Ids of `vocab_size` and above are never sampled (0: the whole
     vocabulary). `mesh` is the mesh of the parameters. It must divide the prompts evenly. `taps` are
-    the values to change, in the passes over the prompts and over each new token.
+    the values to change, in the passes over the prompts and over each new token. `source` is what an encoder reads, once.
     """
     tokens_BP, segments_BP = pad_left(prompts)
     keys_B = row_keys(prompts, seed)
     if mesh is not None:
         tokens_BP, segments_BP, keys_B = shard_rows(mesh, tokens_BP, segments_BP, keys_B)
-    length = _round_up(tokens_BP.shape[1] + max_new_tokens, 64)
+        source = jax.tree.map(partial(shard_row, mesh), source)
+    length = round_up(tokens_BP.shape[1] + max_new_tokens, 64)
     settings = (model, sampling, stops, vocab_size or model.vocab_size, mesh)
-    if fast_layers(model.depth, mesh).name == "unroll" and has_room(params, mesh):
-        params = taken_apart(model, params)
-    state = prefill(model, length, params, tokens_BP, segments_BP, keys_B, mesh, taps)
+    params = for_steps(model, params, mesh)
+    state = prefill(model, length, params, tokens_BP, segments_BP, keys_B, mesh, taps, source)
     ended = [False] * len(prompts)
     while max_new_tokens > 0 and not all(ended):
         count = min(CHUNK, max_new_tokens)
@@ -106,12 +107,22 @@ def shard_rows(mesh, tokens_BP, segments_BP, keys_B) -> tuple:
     """Shards the rows of arrays, which each process has in full, over the `mesh`."""
     require(mesh.shape["context"] == 1, "mesh.context", mesh.shape["context"], "1 to decode: it shards sequences")
 
-    def shard(x):
-        sharding = NamedSharding(mesh, activation_spec(mesh, "BN"[: x.ndim], x.shape))
-        return jax.make_array_from_callback(x.shape, sharding, lambda index: x[index])
-
+    shard = partial(shard_row, mesh)
     keys_B = jax.random.wrap_key_data(shard(np.asarray(jax.random.key_data(keys_B))))
     return shard(tokens_BP), shard(segments_BP), keys_B
+
+
+def shard_row(mesh, x) -> jax.Array:
+    """An array [B] or [B, L], which each process has in full, with its rows sharded over the `mesh`."""
+    x = np.asarray(x)
+    sharding = NamedSharding(mesh, activation_spec(mesh, "BN"[: x.ndim], x.shape))
+    return jax.make_array_from_callback(x.shape, sharding, lambda index: x[index])
+
+
+def for_steps(model: ModelConfig, params: dict, mesh=None) -> dict:
+    """The parameters for passes over one position: with the layers apart, where layers are unrolled and a copy fits."""
+    apart = fast_layers(model.depth, mesh).name == "unroll" and has_room(params, mesh)
+    return taken_apart(model, params) if apart else params
 
 
 def has_room(params: dict, mesh=None) -> bool:
@@ -133,16 +144,18 @@ def taken_apart(model: ModelConfig, params: dict) -> dict:
 
 @partial(jax.jit, static_argnums=(0, 1, 6))
 def prefill(
-    model: ModelConfig, length: int, params, tokens_BP, segments_BP, keys_B, mesh=None, taps=NO_TAPS
+    model: ModelConfig, length: int, params, tokens_BP, segments_BP, keys_B, mesh=None, taps=NO_TAPS, source=None
 ) -> dict:
-    """The decoding state after the prompts, with caches for `length` tokens per row."""
+    """The decoding state after the prompts, with caches for `length` tokens per row, and of the source in full."""
     B, P = tokens_BP.shape
     lm = transformer.bind(model, params)
     positions_BP = jnp.maximum(jnp.cumsum(segments_BP, 1) - 1, 0)
     segments_BS = jnp.pad(segments_BP, ((0, 0), (0, length - P)), constant_values=1)
-    ctx = Context(positions_BP, segments_BP, cache_segments_BS=segments_BS, mesh=mesh)
-    out = lm(tokens_BP, ctx, lm.init_caches(B, length), taps=taps)
-    return {
+    ctx = Context(positions_BP, segments_BP, cache_segments_BS=segments_BS, source=source, mesh=mesh)
+    ctx, _ = lm.encoded(ctx, taps=taps)
+    out = lm(tokens_BP, ctx, lm.init_caches(B, length, ctx), taps=taps)
+    of_source = {} if source is None else {"source_segments": source.segments_BS}
+    return of_source | {
         "caches": out.caches,
         "segments": segments_BS,
         "index": jnp.asarray(P),
@@ -184,6 +197,7 @@ def advance(lm, state: dict, token_B, stops: tuple[int, ...], mesh=None, taps=NO
         segments_B1,
         cache_index=state["index"],
         cache_segments_BS=state["segments"],
+        source=Source(None, state["source_segments"]) if "source_segments" in state else None,
         mesh=mesh,
     )
     out = lm(token_B[:, None], ctx, state["caches"], taps=taps)
@@ -216,5 +230,5 @@ def truncate(logits_BV, sampling: Sampling):
     return logits_BV
 
 
-def _round_up(number: int, multiple: int) -> int:
+def round_up(number: int, multiple: int) -> int:
     return -(-number // multiple) * multiple

@@ -10,7 +10,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from xfresearch.models.context import Source
-from xfresearch.models.inputs import encode
+from xfresearch.models.inputs import encode, prompt_ids
 from xfresearch.models.model_config import ModelConfig
 from xfresearch.runtime.errors import UserError, shortened
 
@@ -19,7 +19,7 @@ SourceText: TypeAlias = str | Sequence[str] | ArrayLike | Sequence[Sequence[int]
 
 
 def source_of(model: ModelConfig, tokenizer: Any, given: Any, rows: int) -> Source | None:
-    """The source of a pass over `rows` sequences: a text or ids for one, or several texts, rows of ids, or a Source.
+    """The source of a pass over `rows` sequences (0: any number): a text or ids for one, several of either, or a Source.
 
     Shorter ones are padded on the right, with segment 0. Raises UserError if the model needs a source and there is none, or
     the other way round, for another number of rows, and for ids beyond the vocabulary."""
@@ -31,7 +31,7 @@ def source_of(model: ModelConfig, tokenizer: Any, given: Any, rows: int) -> Sour
         raise UserError("source is missing: this model has an encoder, which reads a text or token ids [B, S]")
     source = given if isinstance(given, Source) else _read(model, tokenizer, given)
     count, length = source.tokens_BS.shape
-    if count != rows:
+    if rows and count != rows:
         raise UserError(f"source has {count} rows, which is not allowed: there are {rows} sequences of tokens")
     longest = model.encoder.longest
     if longest and length > longest:
@@ -50,12 +50,43 @@ def _read(model: ModelConfig, tokenizer: Any, given: Any) -> Source:
     if not isinstance(given, list | tuple) or not given or not all(isinstance(one, str) or _is_ids(one) for one in given):
         allowed = "a text, its token ids, a list of these, or integers [B, S]"
         raise UserError(f"source={shortened(repr(given))} is not allowed: it must be {allowed}")
-    return padded(
-        [
-            encode(model, tokenizer, one, "source") if isinstance(one, str) else _in_vocabulary(model, one).tolist()
-            for one in given
-        ]
-    )
+    return padded([_ids(model, tokenizer, one) for one in given])
+
+
+def _ids(model: ModelConfig, tokenizer: Any, given: str | Sequence[int]) -> list[int]:
+    """The ids of a source. A text ends with end_of_text, as in training."""
+    if not isinstance(given, str):
+        return [int(each) for each in _in_vocabulary(model, given)]
+    ids = encode(model, tokenizer, given, "source")
+    return ids if given == "" and tokenizer.begin_of_text is None else [*ids, tokenizer.end_of_text]
+
+
+def prompts_of(
+    model: ModelConfig, tokenizer: Any, prompt: Any, source: SourceText | None
+) -> tuple[list[list[int]], bool, Source | None]:
+    """The tokens of each prompt, whether there is a single one, and the source of a model with an encoder.
+
+    There a prompt is the beginning of the target, '' by default, after the id that the decoder starts from; one prompt is
+    that of every source. Raises UserError as `source_of` and `prompt_ids` do."""
+    if model.encoder is None:
+        source_of(model, tokenizer, source, 0)
+        tokens, one = prompt_ids(model, tokenizer, prompt)
+        return tokens, one or isinstance(prompt, str), None
+    read = source_of(model, tokenizer, source, 0)
+    assert read is not None
+    rows = len(read.tokens_BS)
+    one = rows == 1 and (isinstance(source, str) or _is_ids(source))
+    given = [prompt] * rows if isinstance(prompt, str) else prompt
+    tokens = [[tokenizer.decoder_start, *_target(model, tokenizer, each)] if isinstance(each, str) else each for each in given]
+    tokens, _ = prompt_ids(model, tokenizer, tokens)
+    source_of(model, tokenizer, read, len(tokens))
+    return tokens, one, read
+
+
+def _target(model: ModelConfig, tokenizer: Any, text: str) -> list[int]:
+    """The ids of the beginning of a target, as in training: begin_of_text is not repeated after the same start."""
+    ids = encode(model, tokenizer, text, "prompt") if text else []
+    return ids[1:] if ids[:1] == [tokenizer.begin_of_text] == [tokenizer.decoder_start] else ids
 
 
 def _is_ids(given: Any) -> bool:

@@ -40,7 +40,10 @@ OUTSIDE = {"final": "ln_final.hook_normalized"}
 
 @cache
 def lens_names(model: ModelConfig) -> dict[str, str]:
-    """{TransformerLens' name: our name}. Some of the values may not exist in this model."""
+    """{TransformerLens' name: our name}. Some of the values may not exist in this model. There are none for a model with an
+    encoder, whose blocks have other names there."""
+    if model.encoder:
+        return {}
     final = _is_normalized(model.norm_spec(model.final_norm)) and not ends_with(model)
     names = {theirs: ours for ours, theirs in OUTSIDE.items()} if final else {}
     for number, of_layer in groupby(model.sublayers(), lambda each: each.layer.number):

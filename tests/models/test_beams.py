@@ -1,0 +1,93 @@
+"""Beam search against a search in plain Python that computes the whole text again for each token."""
+
+import math
+from dataclasses import replace
+from functools import partial
+
+import jax
+import numpy as np
+import pytest
+
+from tests.contracts.variants import in_float64, model, random_params
+from tests.models.two_stacks import MODELS
+from xfresearch.loading.generating import sampling_or_beams
+from xfresearch.models import beams, decoding
+from xfresearch.models.beams import Beams
+from xfresearch.models.context import Source
+from xfresearch.models.inputs import forward
+from xfresearch.models.model_config import resolve_model
+from xfresearch.models.sampling import Sampling
+from xfresearch.runtime.errors import UserError
+
+V, STOP, LONGEST = 6, 0, 10
+PROMPTS = [[1, 2, 3], [4]]
+
+
+def small(config):
+    config = in_float64(resolve_model(replace(config, vocab_size=V)))
+    return config, random_params(config, seed=2)
+
+
+@partial(jax.jit, static_argnums=0)
+def _log_p(config, params, tokens_BL, source):
+    lm, out = forward(config, params, tokens_BL, source=source)
+    return jax.nn.log_softmax(lm.logits(out.hidden_BLD))
+
+
+def log_p(config, params, tokens, source):
+    """Of the token after these, which are padded to one length: later ones change nothing."""
+    return np.asarray(_log_p(config, params, np.array([tokens + [0] * (LONGEST - len(tokens))]), source))[0, len(tokens) - 1]
+
+
+def plain(config, params, prompt, count, how, source=None) -> tuple[list[int], float]:
+    """Sutskever et al. 2014, sec. 3.2: the best K of all continuations go on; those of the best K that end are kept."""
+    going, ended = [([], 0.0)], []
+    for length in range(1, count + 1):
+        found = [
+            (text + [token], total + each)
+            for text, total in going
+            for token, each in enumerate(log_p(config, params, prompt + text, source))
+        ]
+        found = sorted(found, key=lambda item: -item[1])
+        last = length == count
+        ended += [(t, total / length**how.length_penalty) for t, total in found[: how.beams] if last or t[-1] == STOP]
+        ended = sorted(ended, key=lambda item: -item[1])[: how.beams]
+        going = [] if last else [(t, total) for t, total in found if t[-1] != STOP][: how.beams]
+        if not going or len(ended) == how.beams and going[0][1] / length**how.length_penalty <= ended[-1][1]:
+            break
+    text, score = ended[0]
+    return [token for token in text if token != STOP], score
+
+
+@pytest.mark.parametrize("kind", ["one stack", "two stacks"])
+def test_a_search_equals_a_plain_one(kind, x64):
+    two = kind == "two stacks"
+    config, params = small(MODELS["pre-norm"] if two else model({"blocks.main.attention.kv_heads": 2}))
+    source = Source(np.array([[5, 4, 3], [2, 1, 0]]), np.array([[1, 1, 1], [1, 1, 0]])) if two else None
+    own = [Source(source.tokens_BS[:1]), Source(source.tokens_BS[1:, :2])] if two else [None, None]
+    for penalty in (1.0, -1.0):
+        how = Beams(3, penalty)
+        found = beams.search(config, params, PROMPTS, 6, how, (STOP,), source=source)
+        expected = [plain(config, params, *each) for each in zip(PROMPTS, [6] * 2, [how] * 2, own, strict=True)]
+        assert [each.tokens for each in found] == [text for text, _ in expected]
+        assert [each.score for each in found] == pytest.approx([score for _, score in expected], rel=1e-5)
+
+
+def test_one_beam_is_greedy(x64):
+    config, params = small(MODELS["pre-norm"])
+    source = Source(np.array([[5, 4, 3]]))
+    greedy = decoding.generate(config, params, PROMPTS[:1], 5, Sampling(0.0), source=source)
+    assert beams.search(config, params, PROMPTS[:1], 5, Beams(1), source=source)[0].tokens == next(greedy)[0]
+
+
+@pytest.mark.parametrize(
+    "how, words",
+    [
+        (lambda: Beams(0), "beams=0"),
+        (lambda: Beams(2, math.inf), "length_penalty=inf"),
+        (lambda: sampling_or_beams(Sampling(0.5), Beams(2)), "temperature=0.5 is not allowed with beams=2"),
+    ],
+)
+def test_errors_name_the_argument(how, words):
+    with pytest.raises(UserError, match=words):
+        how()

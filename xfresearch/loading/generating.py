@@ -1,0 +1,70 @@
+"""The tokens that a language model generates: checks of what a user asks for, then sampling or beam search."""
+
+import sys
+from collections.abc import Iterator, Mapping
+from numbers import Integral
+from typing import Any
+
+from xfresearch.data.tokenizers import Tokenizer
+from xfresearch.models import beams, decoding
+from xfresearch.models.beams import Beams
+from xfresearch.models.context import Source
+from xfresearch.models.inputs import patches
+from xfresearch.models.model_config import LIMITS, ModelConfig, longest_sequence
+from xfresearch.models.sampling import Sampling
+from xfresearch.models.taps import request
+from xfresearch.runtime.errors import UserError
+
+
+def generated(
+    model: ModelConfig,
+    params: dict[str, Any],
+    tokenizer: Tokenizer,
+    tokens: list[list[int]],
+    source: Source | None,
+    max_new_tokens: int | None,
+    how: Sampling | Beams,
+    seed: int | list[int],
+    replace: Mapping[str, Any],
+) -> Iterator[list[list[int]]]:
+    """The new tokens of every prompt, some at a time; those of a beam search at once."""
+    seeds = seed if isinstance(seed, list) else [seed] * len(tokens)
+    if not all(isinstance(each, Integral) and 0 <= each < 2**32 for each in seeds):
+        raise UserError(f"seed={seed!r} is not allowed: it must be an integer of at least 0 and below 2^32")
+    if len(seeds) != len(tokens):
+        raise UserError(f"seed={seed} is not allowed: it must be one number, or one for each of {len(tokens)} prompts")
+    if not tokens:
+        return iter(())
+    longest = max(map(len, tokens))
+    count = _new_tokens(model, longest, max_new_tokens)
+    sizes = (len(tokens), longest, *(source.tokens_BS.shape[1:] if source else ()))
+    limits: dict[str, Any] = {"stops": tokenizer.stops, "vocab_size": tokenizer.vocab_size, "source": source}
+    if isinstance(how, Beams):
+        if replace:
+            raise UserError("replace is not allowed with beams: a value of a tap would be that of several beams")
+        return iter([[best.tokens for best in beams.search(model, params, tokens, count, how, **limits)]])
+    taps = request(model, (), patches(model, replace, *sizes))
+    return decoding.generate(model, params, tokens, count, how, seeds, **limits, taps=taps)
+
+
+def sampling_or_beams(sampling: Sampling, how: Beams) -> Sampling | Beams:
+    """The search, if it has more than one beam. Raises UserError if tokens are to be sampled as well."""
+    if how.beams == 1:
+        return sampling
+    if sampling.temperature:
+        raise UserError(f"temperature={sampling.temperature} is not allowed with beams={how.beams}: it must be 0")
+    return how
+
+
+def _new_tokens(model: ModelConfig, length: int, max_new_tokens: int | None) -> int:
+    """The number of tokens to generate after a prompt of `length` tokens."""
+    rows = longest_sequence(model)
+    available = rows - length if rows else sys.maxsize
+    if available < 1:
+        allowed = f"shorter than {rows} tokens, by {LIMITS}"
+        raise UserError(f"a prompt of {length} tokens is not allowed: it must be {allowed}")
+    count = min(256, available) if max_new_tokens is None else max_new_tokens
+    if not (isinstance(count, Integral) and 1 <= count <= available):
+        most = f" and at most {available} after a prompt of {length} tokens ({rows} by {LIMITS})" if rows else ""
+        raise UserError(f"max_new_tokens={count!r} is not allowed: it must be an integer of at least 1{most}")
+    return count

@@ -1,0 +1,148 @@
+"""Beam search: the most likely continuation that a search over `beams` of them finds, by its score
+
+    score = (sum of log p of its tokens, that of the stop included) / (their number)^length_penalty
+
+as `transformers` counts (Wu et al. 2016, eq. 14, have another penalty). A prompt is done when it has `beams` continuations
+that have ended, and none that goes on has a better score at its present length. Rows of the decoding state are beams: a step
+gathers those that go on, with their caches, and the host keeps the texts.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from numbers import Integral, Real
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from xfresearch.models import transformer
+from xfresearch.models.context import Source
+from xfresearch.models.decoding import advance, for_steps, pad_left, prefill, round_up, row_keys
+from xfresearch.models.model_config import ModelConfig
+from xfresearch.runtime.errors import UserError
+
+
+@dataclass(frozen=True)
+class Beams:
+    """How wide a search is. A length penalty above 0 is for longer texts, below 0 for shorter ones."""
+
+    beams: int = 4
+    length_penalty: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not (isinstance(self.beams, Integral) and self.beams >= 1):
+            raise UserError(f"beams={self.beams!r} is not allowed: it must be an integer of at least 1")
+        if not (isinstance(self.length_penalty, Real) and abs(self.length_penalty) < float("inf")):
+            raise UserError(f"length_penalty={self.length_penalty!r} is not allowed: it must be a number")
+
+
+class Ended(NamedTuple):
+    """A continuation without the token that ended it."""
+
+    tokens: list[int]
+    score: float
+
+
+def search(
+    model: ModelConfig,
+    params: dict[str, Any],
+    prompts: Sequence[Sequence[int]],
+    max_new_tokens: int,
+    how: Beams,
+    stops: tuple[int, ...] = (),
+    vocab_size: int = 0,
+    source: Source | None = None,
+) -> list[Ended]:
+    """The best continuation of every prompt. The arguments are those of `decoding.generate`."""
+    K = how.beams
+    rows = [prompt for prompt in prompts for _ in range(K)]
+    tokens_BP, segments_BP = pad_left(rows)
+    length = round_up(tokens_BP.shape[1] + max_new_tokens, 64)
+    of_rows = jax.tree.map(lambda x: jnp.repeat(jnp.asarray(x), K, 0), source)
+    params = for_steps(model, params)
+    state = prefill(model, length, params, tokens_BP, segments_BP, row_keys(rows, 0), source=of_rows)
+    searches = [_Search(how, stops) for _ in prompts]
+    count = min(vocab_size or model.vocab_size, state["logits"].shape[-1])
+    for left in reversed(range(max_new_tokens)):
+        scores_B = np.concatenate([each.scores_K for each in searches])
+        found = jax.device_get(_candidates(K, len(stops), count, state["logits"], scores_B))
+        for each, *of_prompt in zip(searches, *found, strict=True):
+            each.go_on(*of_prompt, last=left == 0)
+        if not left or all(each.done for each in searches):
+            break
+        from_B = np.concatenate([K * number + each.from_K for number, each in enumerate(searches)])
+        tokens_B = np.concatenate([[text[-1] for text in each.texts] for each in searches])
+        state = _advanced(model, params, state, from_B, tokens_B)
+    return [each.ended[0] for each in searches]
+
+
+class _Search:
+    """The search for one prompt.
+
+    scores_K: sums of log p of the beams that go on; -inf for one that does not exist. from_K: the beams that they continue.
+    texts: their tokens. ended: the best that have ended, best first.
+    """
+
+    def __init__(self, how: Beams, stops: tuple[int, ...]):
+        self.how, self.stops = how, stops
+        self.scores_K = np.array([0.0] + [-np.inf] * (how.beams - 1), np.float32)
+        self.from_K = np.arange(how.beams)
+        self.texts: list[list[int]] = [[]] * how.beams
+        self.ended: list[Ended] = []
+        self.done = False
+
+    def go_on(self, values_C, beams_C, tokens_C, last: bool) -> None:
+        """Takes the next token of each beam from the best candidates. After the `last` token all beams end."""
+        K = self.how.beams
+        if self.done:
+            self.from_K = np.arange(K)
+            return
+        going: list[tuple[float, int, list[int]]] = []
+        for rank, (value, beam, token) in enumerate(zip(values_C, beams_C.tolist(), tokens_C.tolist(), strict=True)):
+            text, stop = [*self.texts[beam], token], token in self.stops
+            if stop or last:  # of what ends, only the first K candidates count
+                if rank < K and value > -np.inf:
+                    self.ended.append(Ended(text[:-1] if stop else text, self._score(value, text)))
+            elif len(going) < K:
+                going.append((value, beam, text))
+        self.ended = sorted(self.ended, key=lambda each: -each.score)[:K]
+        if last:
+            self.done = True
+            return
+        going += [(-np.inf, 0, [*self.texts[0], 0])] * (K - len(going))  # of a vocabulary smaller than the beams
+        values, beams, self.texts = map(list, zip(*going, strict=True))
+        self.scores_K, self.from_K = np.array(values, np.float32), np.array(beams)
+        self.done = len(self.ended) == K and self._score(values[0], self.texts[0]) <= self.ended[-1].score
+
+    def _score(self, value: float, text: list[int]) -> float:
+        return float(value) / len(text) ** self.how.length_penalty
+
+
+@partial(jax.jit, static_argnums=(0, 1, 2))
+def _candidates(K: int, stops: int, vocab_size: int, logits_BV: jax.Array, scores_B: jax.Array) -> tuple[jax.Array, ...]:
+    """Sums of log p, beams and tokens [prompts, C] of the best continuations of each prompt: so many that K of them do not
+    end in a stop."""
+    log_p_BV = jax.nn.log_softmax(logits_BV[:, :vocab_size], -1) + scores_B[:, None]
+    log_p_PX = log_p_BV.reshape(-1, K * vocab_size)
+    values_PC, choices_PC = jax.lax.top_k(log_p_PX, min((1 + max(stops, 1)) * K, K * vocab_size))
+    return values_PC, choices_PC // vocab_size, choices_PC % vocab_size
+
+
+@partial(jax.jit, static_argnums=0)
+def _advanced(model: ModelConfig, params: dict[str, Any], state: dict[str, Any], from_B, tokens_B) -> dict[str, Any]:
+    """The state after each row goes on from a row of the same prompt, with one more token."""
+    state = state | {"caches": {name: _gathered(cache, from_B) for name, cache in state["caches"].items()}}
+    return advance(transformer.bind(model, params), state, jnp.asarray(tokens_B, jnp.int32), ())
+
+
+def _gathered(cache: Any, from_B: jax.Array) -> Any:
+    """The rows `from_B` of the caches of a stack, whose layers may be apart. Slots have no rows, and a single row stays."""
+    rows = 0 if isinstance(cache, list) else 1
+
+    def gathered(path: Any, leaf: jax.Array) -> jax.Array:
+        slots = any(getattr(key, "key", "") == "memory" for key in path)
+        return leaf if slots or len(from_B) == 1 else jnp.take(leaf, from_B, rows)
+
+    return jax.tree_util.tree_map_with_path(gathered, cache)
