@@ -294,6 +294,8 @@ class LanguageModel:
     def _begins(self, ids: list[int]) -> bool:
         """Whether a prompt of these ids is empty, so that what follows is the beginning of a text."""
         tokenizer = self._reader()
+        if self.config.encoder:
+            return ids == [tokenizer.decoder_start]
         begin = tokenizer.begin_of_text
         return ids == [tokenizer.end_of_text if begin is None else begin]
 

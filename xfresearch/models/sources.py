@@ -77,16 +77,18 @@ def prompts_of(
     rows = len(read.tokens_BS)
     one = rows == 1 and (isinstance(source, str) or _is_ids(source))
     given = [prompt] * rows if isinstance(prompt, str) else prompt
-    tokens = [[tokenizer.decoder_start, *_target(model, tokenizer, each)] if isinstance(each, str) else each for each in given]
-    tokens, _ = prompt_ids(model, tokenizer, tokens)
+    ids = [_target(model, tokenizer, each) if isinstance(each, str) else each for each in given]
+    tokens, _ = prompt_ids(model, tokenizer, ids)
     source_of(model, tokenizer, read, len(tokens))
     return tokens, one, read
 
 
 def _target(model: ModelConfig, tokenizer: Any, text: str) -> list[int]:
-    """The ids of the beginning of a target, as in training: begin_of_text is not repeated after the same start."""
+    """What the decoder reads before the rest of a target that begins with `text`, as in training: begin_of_text is not
+    repeated after the same start."""
+    start = tokenizer.decoder_start
     ids = encode(model, tokenizer, text, "prompt") if text else []
-    return ids[1:] if ids[:1] == [tokenizer.begin_of_text] == [tokenizer.decoder_start] else ids
+    return ids if ids and ids[0] == tokenizer.begin_of_text == start else [start, *ids]
 
 
 def _is_ids(given: Any) -> bool:
