@@ -9,6 +9,8 @@ from pathlib import Path
 
 from docs import rooms, studies
 from xfresearch.models.layouts import LAYOUTS
+from xfresearch.run import known_keys
+from xfresearch.run.config import Config
 from xfresearch.run.describing import describe
 from xfresearch.runtime import xla_flags
 from xfresearch.runtime.command import run
@@ -381,6 +383,7 @@ PAGES = {
 PAGES |= {"data/tables/keys.md": keys, "data/tables/variants.md": variants, "data/tables/conversions.md": outcomes}
 PAGES |= {"data/tables/plans.md": every_plan, "data/tables/analyses.md": applies}
 PAGES |= {"data/tables/rooms.md": rooms.page, "data/tables/edits.md": edits, "data/tables/runs.md": of_studies}
+PAGES |= {"../xfresearch/run/keys.json": lambda: json.dumps(known_keys.tree_of(Config()), indent=1) + "\n"}
 PAGES |= {f"questions/{page}.md": partial(question, page) for page in studies.ANSWERS}
 PAGES |= {"questions/answers.svg": studies.answers}
 PAGES |= {f"questions/{name}.svg": partial(studies.picture, name) for name in studies.pictures()}

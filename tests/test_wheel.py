@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.test_command import cpu_seconds
 from xfresearch import __version__
 from xfresearch.__main__ import COMMANDS
 
@@ -49,7 +50,7 @@ def installed(wheel, tmp_path_factory):
     target, here = tmp_path_factory.mktemp("installed"), tmp_path_factory.mktemp("empty")
     pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-index", "--no-compile", "--target", str(target)]
     subprocess.run([*pip, str(wheel)], check=True, stderr=subprocess.DEVNULL)
-    environment = {**os.environ, "PYTHONPATH": str(target)}
+    environment = {**os.environ, "PYTHONPATH": str(target), "XFRESEARCH_CACHE": str(here / "cache")}
 
     def run(*arguments: str, code: int = 0) -> subprocess.CompletedProcess:
         command = [str(target / "bin" / "xfresearch"), *arguments]
@@ -87,6 +88,13 @@ def test_its_metadata_are_whole_and_its_requirements_are_those_of_the_files(whee
         for line in filter(None, lines):
             name = re.match(r"[\w.-]+(\[\w+\])?", line)[0]
             assert any(each.startswith(name) for each in given), line
+
+
+def test_the_first_typo_after_an_installation_is_answered_before_jax_is_imported(installed):
+    before = cpu_seconds()
+    error = installed("train", "--config=gpt2:tiny", "--config.model.widht=64", code=2).stderr
+    assert error.startswith("error: config.model.widht=64: there is no key 'widht'; did you mean 'width'?")
+    assert cpu_seconds() - before < 0.5 and not (installed.here / "cache").exists()
 
 
 def test_its_command_reads_shipped_configs_and_files_of_the_user_in_an_empty_directory(installed):

@@ -1,8 +1,9 @@
-"""The keys of a run's config, kept in the cache: a typo is answered before JAX is imported.
+"""The keys of a run's config, in a file: a typo is answered before JAX is imported.
 
-The options of a kind stand in the file of its module, which imports JAX and Flax. That takes seconds. The first command that
-reads a config keeps the tree of all keys, with the digest of the sources that it is of, and later commands look for their
-overrides there first. What the tree has is checked again, with the config that the file makes.
+The options of a kind stand in the file of its module, which imports JAX and Flax. That takes seconds. So commands look for
+their overrides in a tree of all keys first. An installed package has it in keys.json, which `make docs` writes. The options
+of a checkout may have changed: there the first command that reads a config keeps the tree in the cache, with the digest of
+the sources that it is of. What the tree has is checked again, with the config that the file makes.
 """
 
 import dataclasses
@@ -10,13 +11,16 @@ import json
 from contextlib import suppress
 from pathlib import Path
 
+from xfresearch import __version__
 from xfresearch.config import shipped
 from xfresearch.config.fields import Choice
 from xfresearch.config.overrides import find, split
 from xfresearch.data.cache import cache_root
 from xfresearch.runtime.errors import UserError
 from xfresearch.runtime.files import write_text
-from xfresearch.runtime.identity import source_digest
+from xfresearch.runtime.identity import PACKAGE, source_digest
+
+SHIPPED = Path(__file__).with_name("keys.json")
 
 
 def check(arguments: list[str]) -> None:
@@ -47,12 +51,19 @@ def keep(config) -> None:
 
 
 def kept() -> dict | None:
-    """The tree that is kept, if it is of these sources."""
+    """The tree of these sources, if there is one."""
+    if installed():
+        return json.loads(SHIPPED.read_text(encoding="utf-8"))
     try:
         stored = json.loads(_file().read_text(encoding="utf-8"))
         return stored["keys"] if stored["source"] == source_digest() else None
     except (OSError, UserError, ValueError, LookupError, TypeError):  # nothing yet, or the file of something else
         return None
+
+
+def installed() -> bool:
+    """Whether this package is that of a wheel, which nobody edits."""
+    return any(PACKAGE.parent.glob(f"xfresearch-{__version__}.dist-info/RECORD"))
 
 
 def _file() -> Path:
