@@ -13,4 +13,4 @@ def test_the_page_has_what_the_script_prints(event, tmp_path):
     assert code == event.code, said
     page = transcripts.PAGE.read_text()
     found = re.search(rf"^### {re.escape(event.title)}\n\n```text\n(.*?)\n```$", page, re.M | re.S)
-    assert found and found[1] == said, "python -m tests.launch.transcripts"
+    assert (found[1] if found else "") == said, "python -m tests.launch.transcripts"

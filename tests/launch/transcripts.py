@@ -27,8 +27,8 @@ NO_CAPACITY = "FAILED\tThere is no more capacity in the zone"
 
 TITLE = """## What the scripts print
 
-`python -m tests.launch.transcripts` plays these events with stand-ins of `gcloud`, `xpk` and Slurm, and a test compares this
-page with what is printed. COMMAND is a training run; commands of the scripts are cut. The time between two looks is 0.
+The events are played by `python -m tests.launch.transcripts` with stand-ins of `gcloud`, `xpk` and Slurm. The commands that
+the scripts print (lines with `+`) are left out.
 """
 
 
@@ -116,8 +116,7 @@ def play(event: Event, folder: Path) -> tuple[str, int, list[str]]:
     else:
         done = launcher.run(script, *arguments, **event.inside)
         code, said = done.returncode, done.stderr
-    shown = event.command.replace(JOB, "COMMAND")
-    return f"$ launch/{shown}\n{_shortened(said)}", code, launcher.verbs
+    return _shortened(said), code, launcher.verbs
 
 
 def _with_closed_terminal(launcher: Launcher, script: str, arguments: list[str]) -> tuple[int, str]:
@@ -131,17 +130,14 @@ def _with_closed_terminal(launcher: Launcher, script: str, arguments: list[str])
 
 
 def _shortened(text: str) -> str:
-    """What a script printed, with its commands cut after the name of the machines."""
-    lines = [line for line in text.splitlines() if not re.search("pack.sh|files are not packed|^Hangup", line)]
-    return "\n".join(
-        re.sub(r"^(\+ .*?(?: llama:?|workload \w+ --cluster tpus|srun|sbatch)) .*", r"\1 ...", line) for line in lines
-    )
+    """What a script printed, without the commands that it runs."""
+    return "\n".join(line for line in text.splitlines() if not re.search(r"^\+ |pack.sh|files are not packed|^Hangup", line))
 
 
 def section(folder: Path) -> str:
-    """The events, as the last section of docs/launch.md."""
+    """The events in which a script says something, as the last section of docs/launch.md."""
     said = [play(event, folder / str(number))[0] for number, event in enumerate(EVENTS)]
-    parts = [f"### {event.title}\n\n```text\n{text}\n```\n" for event, text in zip(EVENTS, said, strict=True)]
+    parts = [f"### {event.title}\n\n```text\n{text}\n```\n" for event, text in zip(EVENTS, said, strict=True) if text]
     return "\n".join([TITLE, *parts])
 
 
