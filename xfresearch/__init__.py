@@ -18,7 +18,7 @@ _HOMES = {
     "train": "train",
     "sweep": "studies.sweep",
     "compare": "compare",
-    "Run": "training.runs",
+    "Run": "training.trained_run",
     "Callback": "training.callbacks",
     "StopTraining": "training.callbacks",
 }

@@ -11,6 +11,7 @@ and then its span; both end with end_of_text.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -55,7 +56,8 @@ def _lengths(length: int, density: float, mean_span: float) -> tuple[int, int]:
     return length - noise + spans + 1, noise + spans + 1
 
 
-class SpanCorruption(NamedTuple):
+@dataclass(frozen=True)
+class SpanCorruption:
     density: float
     mean_span: float
     raw_length: int  # T of the rows that it reads
