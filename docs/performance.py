@@ -1,4 +1,5 @@
-"""The tables of docs/performance.md: what GPUs say beside the goals, and updates on CPUs.
+"""The tables of docs/performance.md, what GPUs say beside the goals, updates and decoding on CPUs, and those of
+docs/data/tables/measurements.md, which has the rest.
 
 docs/data/gpu/ has one file per session on a GPU, as `bench gpu --json` writes it; docs/data/performance/ has files of
 `bench update --json`, docs/data/sweeps/ of its --sweep, docs/data/decoding/ of `bench decode --json`, docs/data/saving/ of
@@ -39,17 +40,21 @@ DECODING = "| row | tokens/s | ms per step | quartiles | floors | speed |\n|---|
 
 
 def tables() -> str:
-    sessions = [json.loads(path.read_text()) for path in sorted((DATA / "gpu").glob("*.json"))]
-    files = [json.loads(path.read_text()) for path in sorted((DATA / "performance").glob("*.json"))]
-    parts = ["### On a GPU, beside the goals\n", goals(sessions)]
-    parts += [_session(session) for session in sessions]
-    decoded = [json.loads(path.read_text()) for path in sorted((DATA / "decoding").glob("*.json"))]
-    parts += ["### Updates on a CPU\n", *map(updates, files)]
-    saved = [json.loads(path.read_text()) for path in sorted((DATA / "saving").glob("*.json"))]
-    swept = [json.loads(path.read_text()) for path in sorted((DATA / "sweeps").glob("*.json"))]
-    parts += ["### Options of execution on a CPU\n", *map(sweep, swept)]
-    parts += ["### Saving on a CPU\n", *map(saving, saved)]
-    return "\n".join([*parts, "### Decoding on a CPU\n", *map(decoding, decoded)])
+    parts = ["### On a GPU, beside the goals\n", goals(_files("gpu"))]
+    parts += ["### Updates on a CPU\n", *map(updates, _files("performance"))]
+    return "\n".join([*parts, "### Decoding on a CPU\n", *map(decoding, _files("decoding"))])
+
+
+def measurements() -> str:
+    """The page of what each session on a GPU measured, of the options of execution, and of saving."""
+    parts = ["# More measurements\n", "How they were made: [performance](../../performance.md).\n"]
+    parts += map(_session, _files("gpu"))
+    parts += ["## Options of execution on a CPU\n", *map(sweep, _files("sweeps"))]
+    return "\n".join([*parts, "## Saving on a CPU\n", *map(saving, _files("saving"))])
+
+
+def _files(folder: str) -> list[dict]:
+    return [json.loads(path.read_text()) for path in sorted((DATA / folder).glob("*.json"))]
 
 
 def goals(sessions: list[dict]) -> str:
@@ -79,7 +84,7 @@ def _answer(session: dict, name: str) -> str:
 def _session(session: dict) -> str:
     """Where a session was, its other rows, and its tables."""
     by = session.get("measured_by", "`bench gpu`")
-    text = f"#### {_device(session)}, commit {session['commit'][:12]}\n\n"
+    text = f"## {_device(session)}, commit {session['commit'][:12]}\n\n"
     text += f"Measured on {session['date']} by {by}, {_versions(session)}.\n"
     known = {row for *_, row in GOALS}
     others = {name: row for name, row in session["rows"].items() if name not in known}

@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from docs import performance as measured
 from docs import rooms, studies
 from xfresearch.models.layouts import LAYOUTS
 from xfresearch.run import known_keys
@@ -366,9 +367,7 @@ def question(page: str) -> str:
 
 def performance() -> str:
     """docs/performance.md with the figures of GPUs and CPUs."""
-    from docs.performance import tables
-
-    return _before("performance.md", MEASURED) + MEASURED + tables()
+    return _before("performance.md", MEASURED) + MEASURED + measured.tables()
 
 
 PAGES = {
@@ -383,6 +382,7 @@ PAGES = {
 PAGES |= {"data/tables/keys.md": keys, "data/tables/variants.md": variants, "data/tables/conversions.md": outcomes}
 PAGES |= {"data/tables/plans.md": every_plan, "data/tables/analyses.md": applies}
 PAGES |= {"data/tables/rooms.md": rooms.page, "data/tables/edits.md": edits, "data/tables/runs.md": of_studies}
+PAGES |= {"data/tables/measurements.md": measured.measurements}
 PAGES |= {"../xfresearch/run/keys.json": lambda: json.dumps(known_keys.tree_of(Config()), indent=1) + "\n"}
 PAGES |= {f"questions/{page}.md": partial(question, page) for page in studies.ANSWERS}
 PAGES |= {"questions/answers.svg": studies.answers}
