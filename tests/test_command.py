@@ -1,13 +1,13 @@
 """The command lines: help without JAX, versions, completion, shipped configs, and typos that are answered at once."""
 
 import re
-import resource
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests.cpu_time import cpu_seconds
 from tests.test_config import MISTAKES
 from xfresearch import __main__, __version__
 from xfresearch.config import shipped
@@ -21,12 +21,6 @@ from xfresearch.runtime.errors import UserError
 ROOT = Path(__file__).parent.parent
 MODULES = sorted((ROOT / "xfresearch").glob("*.py"))
 COMMANDS = sorted(path.stem for path in MODULES if "run(main)" in path.read_text() and path.stem != "__main__")
-
-
-def cpu_seconds() -> float:
-    """CPU seconds of child processes. Unlike wall time, a busy machine does not change them."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
 
 
 def ran(*arguments: str, **options) -> subprocess.CompletedProcess:

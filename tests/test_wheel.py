@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.test_command import cpu_seconds
+from tests.cpu_time import cpu_seconds
 from xfresearch import __version__
 from xfresearch.__main__ import COMMANDS
 
