@@ -4,8 +4,7 @@ Variants are read from the classes of the config and from the tables: each value
 each kind and each layout is a variant. So every contract tests a new value as soon as it exists. Numbers have no closed
 list of values; `NUMBERS` lists some, and test_discovery.py fails for an option without values.
 
-An option of a kind of sublayer that the base does not have contains the kind:
-blocks.main.attention[lambda].lambdas.window.
+An option of a kind that the base does not have contains the kind: blocks.main.attention[lambda].lambdas.window.
 """
 
 import itertools
