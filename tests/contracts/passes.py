@@ -3,7 +3,7 @@
 import numpy as np
 
 from xfresearch.models import transformer
-from xfresearch.models.context import Context, Execution
+from xfresearch.models.context import Context, Execution, Source
 from xfresearch.models.model_config import ModelConfig
 from xfresearch.models.taps import Patch, captured, request
 
@@ -13,10 +13,14 @@ PLAIN = Execution("plain", "ragged")
 def run(
     config: ModelConfig, params, tokens_BL, layers="unroll", remat="none", record=(), replace=None, taps=None, **context
 ):
-    """The bound model and its Output. By default, positions count from 0 and kernels are the plain ones.
+    """The bound model and its Output. By default, positions count from 0, kernels are the plain ones, and an encoder reads
+    a source of its max_length.
 
     record: names of taps. replace: {name: function or Patch}. taps: a Request instead of these."""
     model = transformer.bind(config, params)
+    if config.encoder and "source" not in context:
+        shape = (len(tokens_BL), config.encoder.max_length)
+        context["source"] = Source(np.random.default_rng(11).integers(0, config.vocab_size, shape).astype(np.int32))
     positions_BL = np.broadcast_to(np.arange(tokens_BL.shape[1]), tokens_BL.shape)
     ctx = Context(**{"positions_BL": positions_BL, "execution": PLAIN, **context})
     patches = {name: new if isinstance(new, Patch) else Patch(new) for name, new in (replace or {}).items()}

@@ -14,6 +14,7 @@ import numpy as np
 from jax.sharding import AxisType
 
 from tests.contracts.passes import capture, forward
+from tests.contracts.two_stacks import MODELS
 from tests.contracts.variants import ALL, KEPT, in_float64, mesh_sizes, random_params, tokens_for, tree_error
 from tests.tolerances import relative_error
 from xfresearch.models import transformer
@@ -24,7 +25,8 @@ from xfresearch.sharding.partition import batch_sharding, param_shardings
 
 DEVICES = 8
 # Variants whose gradients are compared, which take three times as long to compile. They have every kind of sublayer.
-GRADIENTS = ["pattern", "pattern-repeated", *KEPT]
+GRADIENTS = ["pattern", "pattern-repeated", *KEPT, "two stacks: pre-norm", "two stacks: experts"]
+TESTED = ALL | {f"two stacks: {name}": config for name, config in MODELS.items()}
 
 
 def logits_and_gradients(config, gradients: bool, mesh=None):
@@ -75,7 +77,7 @@ def error(config, gradients: bool) -> float:
 def main() -> None:
     assert jax.device_count() == DEVICES
     with jax.enable_x64(True):
-        print(json.dumps({name: error(ALL[name], name in GRADIENTS) for name in sys.argv[1:]}))
+        print(json.dumps({name: error(TESTED[name], name in GRADIENTS) for name in sys.argv[1:]}))
 
 
 if __name__ == "__main__":

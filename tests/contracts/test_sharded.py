@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.contracts.sharded_worker import TESTED
 from tests.contracts.variants import marked
 from tests.simulated import results_on_devices
 from tests.tolerances import TOLERANCE
@@ -17,6 +18,6 @@ def errors(request) -> dict[str, float]:
     return results_on_devices(8, "-m", "tests.contracts.sharded_worker", *names)
 
 
-@pytest.mark.parametrize("name", marked([]))  # the default run has updates on meshes: training/test_meshes.py
+@pytest.mark.parametrize("name", marked([], TESTED))  # the default run has updates on meshes: training/test_meshes.py
 def test_sharded_equals_unsharded(errors, name):
     assert errors[name] < TOLERANCE["float64"]

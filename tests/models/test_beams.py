@@ -8,8 +8,8 @@ import jax
 import numpy as np
 import pytest
 
+from tests.contracts.two_stacks import MODELS
 from tests.contracts.variants import in_float64, model, random_params
-from tests.models.two_stacks import MODELS
 from xfresearch.loading.generating import sampling_or_beams
 from xfresearch.models import beams, decoding
 from xfresearch.models.beams import Beams

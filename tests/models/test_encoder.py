@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from tests.contracts.passes import forward, run
+from tests.contracts.two_stacks import MODELS, SOURCE, TWO, made, packed, source_for
 from tests.contracts.variants import BATCH, LENGTH, MAIN, in_float64, random_params, tokens_for
 from tests.daily import daily
-from tests.models.two_stacks import MODELS, SOURCE, TWO, made, packed, source_for
 from tests.reference import model as reference
 from tests.tiny_runs import rough_params, tiny_config, tiny_model
 from tests.tolerances import TOLERANCE, relative_error

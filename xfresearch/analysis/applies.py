@@ -5,7 +5,7 @@ from collections.abc import Callable
 from functools import wraps
 
 from xfresearch.checkpoints.validity import not_finite
-from xfresearch.models.model_config import ModelConfig
+from xfresearch.models.model_config import ModelConfig, second_stack
 from xfresearch.runtime import arguments
 from xfresearch.runtime.errors import UserError
 
@@ -18,7 +18,7 @@ def only_if(applies: Callable[[ModelConfig], str]) -> Callable:
     def decorate(analysis: Callable) -> Callable:
         @wraps(analysis)
         def checked(lm, *given, **options):
-            if reason := applies(lm.config):
+            if reason := second_stack(lm.config) or applies(lm.config):
                 raise UserError(f"{analysis.__name__} does not apply to this model: {reason}")
             arguments.check(inspect.signature(analysis).bind(lm, *given, **options).arguments)
             require_finite(lm)

@@ -24,14 +24,18 @@ from xfresearch.analysis.trace import applies as predicts_objects
 from xfresearch.analysis.trace import trace
 from xfresearch.analysis.tuned_lens import applies as has_one_stream
 from xfresearch.analysis.tuned_lens import tuned_lens
-from xfresearch.models.model_config import ModelConfig
+from xfresearch.models.model_config import ModelConfig, second_stack
 
 
 class Analysis(NamedTuple):
     run: Callable[..., Any]  # (lm, data, count, length, ...) -> Result
-    applies: Callable[[ModelConfig], str]  # why it does not apply to a model; '' if it does
+    lacks: Callable[[ModelConfig], str]  # what a model of a single stack lacks for it; '' if nothing
     about: str
     prompts: bool = False  # it takes a clean and a corrupted prompt instead of rows of a corpus
+
+    def applies(self, model: ModelConfig) -> str:
+        """Why it does not apply to a model; '' if it does."""
+        return second_stack(model) or self.lacks(model)
 
     def takes(self, argument: str) -> bool:
         """Whether the function has an argument of this name."""

@@ -14,7 +14,7 @@ from xfresearch.data.records import Record, read_record, record_of
 from xfresearch.editing.scores import prompts_of
 from xfresearch.loading.language_model import LanguageModel
 from xfresearch.models.inputs import encode
-from xfresearch.models.model_config import check_length
+from xfresearch.models.model_config import check_length, second_stack
 from xfresearch.runtime.errors import UserError, nearest
 
 TRACED = 24  # requests that choose the memory, at most
@@ -55,6 +55,8 @@ def prepared(
 
     Raises UserError for a request that cannot be made: an unknown relation or subject, an object that is missing or is the
     one before, tokens that the tokenizer cannot make."""
+    if why := second_stack(lm.config):
+        raise UserError(f"edits do not apply to this model: {why}")
     if not requests:
         raise UserError("requests=[] is not allowed: there must be at least one")
     if lm.tokenizer is None:

@@ -18,7 +18,7 @@ from xfresearch.evaluation.losses import batch_size
 from xfresearch.harness import tasks
 from xfresearch.loading import loading
 from xfresearch.loading.language_model import LanguageModel
-from xfresearch.models.model_config import check_length, longest_sequence
+from xfresearch.models.model_config import check_length, longest_sequence, second_stack
 from xfresearch.runtime import distributed
 from xfresearch.runtime.errors import UserError
 from xfresearch.runtime.files import files_in, finite, in_bucket, inside, read_object, write_text
@@ -34,6 +34,8 @@ def measure(path: str, lm: LanguageModel, mesh, options) -> dict:
     """The metrics of every task, and the values and questions that an item-by-item comparison needs."""
     if not lm.config.causal:
         raise UserError(f"--tasks is not allowed with {path}: the model is not causal, so text has no likelihood")
+    if why := second_stack(lm.config):
+        raise UserError(f"--tasks is not allowed with {path}: {why}")
     if lm.tokenizer is None:
         raise UserError(f"--tasks is not allowed with {path}: the model has no tokenizer")
     length = max_length(lm, options.sequence_length)

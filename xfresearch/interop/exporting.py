@@ -18,7 +18,7 @@ from xfresearch.interop.family import Family, Unsupported
 from xfresearch.interop.mapping import TensorMapping, mappings
 from xfresearch.interop.source import Source
 from xfresearch.interop.tensor_files import DTYPES, PendingTensor
-from xfresearch.models.model_config import ModelConfig
+from xfresearch.models.model_config import ModelConfig, second_stack
 from xfresearch.runtime.errors import UserError
 from xfresearch.runtime.files import new_directory, write_bytes, write_text
 from xfresearch.runtime.terminal import bar as progress_bar
@@ -110,6 +110,8 @@ def choose(model: ModelConfig, name: str = "", own: str = "") -> Family:
 
     Raises Unsupported with the options that the nearest family cannot express.
     """
+    if why := second_stack(model):
+        raise Unsupported(f"no family can express this model: {why}")
     if name:
         candidates = [get_family(name)]
     else:

@@ -63,6 +63,11 @@ def resolve_model(model: ModelConfig) -> ModelConfig:
     return model
 
 
+def second_stack(model: ModelConfig) -> str:
+    """Why what reads a single stack does not read this model; '' if it has one."""
+    return "it has an encoder (model.stacks), and this is for models of a single stack" if model.encoder else ""
+
+
 DTYPES = ("float32", "bfloat16", "float64")
 LIMITS = "the model's position table or the capacity of its experts"  # what sets the longest sequence, for errors
 

@@ -5,6 +5,7 @@ from xfresearch.models.block_config import BlockConfig
 from xfresearch.models.layouts import LAYOUTS
 from xfresearch.models.model_config import ModelConfig
 from xfresearch.models.norms import title
+from xfresearch.models.stack import StackConfig
 from xfresearch.models.transformer import Transformer
 from xfresearch.runtime.tables import count
 
@@ -12,10 +13,13 @@ from xfresearch.runtime.tables import count
 def model_in_words(model: ModelConfig) -> str:
     """The width, the positions at the embedding and the blocks of a resolved model."""
     positions = f", {model.position} positions" if model.position != "none" else ""
-    return f"width {model.width}{positions}: {blocks_in_words(model)}"
+    blocks = blocks_in_words(model)
+    if model.encoder:
+        blocks = f"encoder {blocks_in_words(model.encoder)}; decoder {blocks}"
+    return f"width {model.width}{positions}: {blocks}"
 
 
-def blocks_in_words(model: ModelConfig) -> str:
+def blocks_in_words(model: StackConfig) -> str:
     """The blocks in the order of computation, each pattern with its number of repeats."""
     parts = []
     for pattern, repeats in layers.segments(model):

@@ -7,7 +7,7 @@ from xfresearch.config.fields import check_read
 from xfresearch.config.options import DataConfig
 from xfresearch.config.reading import from_dict
 from xfresearch.data.labels import TEXT_OPTIONS, open_data_set, trains_on_labels
-from xfresearch.models.model_config import LIMITS, ModelConfig, longest_sequence, resolve_model
+from xfresearch.models.model_config import LIMITS, ModelConfig, longest_sequence, resolve_model, second_stack
 from xfresearch.run.config import Config
 from xfresearch.runtime.errors import require
 
@@ -17,7 +17,7 @@ def resolve(config: Config) -> Config:
     model = config.model
     if not model.max_length:
         model = replace(model, max_length=config.sequence_length)
-    config = replace(config, model=resolve_model(_with_source_length(model, config.source_length)))
+    config = replace(config, model=resolve_model(_with_source_length(config, model)))
     check_read(config, "")
     limit = longest_sequence(config.model)
     allowed = f"at most model.max_length={limit}, by {LIMITS}"
@@ -30,14 +30,17 @@ def resolve(config: Config) -> Config:
     return config
 
 
-def _with_source_length(model: ModelConfig, length: int) -> ModelConfig:
+def _with_source_length(config: Config, model: ModelConfig) -> ModelConfig:
     """The model whose encoder is for sources of at least `length` tokens. Raises UserError if only one of the two is
     given, or if the encoder's positions end before."""
+    length = config.source_length
     if not model.encoder:
         allowed = "0 without an encoder (model.stacks), which would read the source"
         require(not length, "source_length", length, allowed)
         return model
     require(length > 0, "source_length", length, "at least 1, the tokens of a source, with model.stacks.encoder")
+    allowed = f"0 for this model: {second_stack(model)}"
+    require(not config.log.panel, "log.panel", config.log.panel, allowed)
     options = model.stacks["encoder"]
     options = replace(options, max_length=options.max_length or length)
     allowed = f"at most {options.max_length}, by model.stacks.encoder.max_length"

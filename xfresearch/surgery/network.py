@@ -22,7 +22,7 @@ from xfresearch.models import layers, transformer
 from xfresearch.models.block_config import BLOCKS, BlockConfig
 from xfresearch.models.layouts import LAYOUTS
 from xfresearch.models.linear_terms import LinearTerm, linear_terms
-from xfresearch.models.model_config import ModelConfig, resolve_model
+from xfresearch.models.model_config import ModelConfig, resolve_model, second_stack
 from xfresearch.models.norms import NormSpec
 from xfresearch.models.sublayer import SublayerConfig
 from xfresearch.runtime.errors import UserError
@@ -196,6 +196,7 @@ def put(params: Params, name: str, new: Params) -> Params:
 
 def take_apart(model: ModelConfig, params: dict) -> Network:
     """The layers of a resolved model. Raises UserError if the parameters do not match the config."""
+    refuse_unless(not second_stack(model), f"conversions do not apply to this model: {second_stack(model)}")
     check(model, by_path(params))
     places = layers.layers(model)
 
