@@ -33,8 +33,7 @@ from xfresearch.models.model_config import ModelConfig, mixtures, resolve_model
 from xfresearch.run.config_files import parse
 from xfresearch.runtime.trees import path_name
 
-# Layouts of models without an encoder. tests/models/test_encoder.py has the others.
-ONE_STACK = {name: layout for name, layout in LAYOUTS.items() if not layout.reads_source}
+ONE_STACK = {name: layout for name, layout in LAYOUTS.items() if not layout.reads_source}  # others: two_stacks.py
 ROOT = Path(__file__).parent.parent.parent
 BATCH, LENGTH = 2, 8
 
