@@ -8,7 +8,8 @@ from tests.tiny_runs import tiny_model
 from xfresearch import evaluate, plan
 from xfresearch.interop.families import get_family
 from xfresearch.run.config_files import parse
-from xfresearch.runtime.errors import UserError, require_new
+from xfresearch.runtime import command
+from xfresearch.runtime.errors import MISTAKE, UserError, require_new
 from xfresearch.training import start
 from xfresearch.training.fork import check_fork
 
@@ -61,6 +62,16 @@ def test_a_mistake_is_one_line_with_key_value_and_what_is_allowed(mistake, text)
     with pytest.raises(UserError) as raised:
         mistake()
     assert re.fullmatch(text, str(raised.value)), raised.value
+
+
+def test_an_address_in_a_bucket_without_its_package_is_one_line(capsys):
+    def main(_):
+        raise ImportError("Please install gcsfs to access Google Storage")  # as fsspec says it
+
+    with pytest.raises(SystemExit) as end:
+        command.run(main, [])
+    assert end.value.code == MISTAKE
+    assert capsys.readouterr().err.startswith("error: an address gs://... needs gcsfs: pip install gcsfs, or ")
 
 
 def test_a_result_never_replaces_a_directory(tmp_path):

@@ -1,6 +1,7 @@
 """The manifests in launch/ fit the published schemas of JobSet and Kubernetes, and say what the pages say."""
 
 import math
+import re
 import shlex
 
 import pytest
@@ -45,6 +46,14 @@ def faults(manifest: dict) -> list[str]:
 @pytest.mark.parametrize("name", sorted(path.name for path in (ROOT / "launch").glob("*.yaml")))
 def test_a_manifest_fits_the_published_schema(name):
     assert faults(read(name)) == []
+
+
+def test_the_lines_for_emergency_checkpoints_mount_the_memory_of_the_node():
+    text = re.sub("# (volume(s|Mounts): )", r"\1", (ROOT / "launch" / "gke.yaml").read_text())
+    manifest = yaml.safe_load(text)
+    pod = pod_of(manifest)
+    assert faults(manifest) == [] and pod["volumes"] == [{"name": "memory", "hostPath": {"path": "/dev/shm"}}]
+    assert pod["containers"][0]["volumeMounts"] == [{"name": "memory", "mountPath": "/dev/shm"}]
 
 
 def test_a_wrong_manifest_does_not_fit():
