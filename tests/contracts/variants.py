@@ -308,9 +308,8 @@ def _memories() -> dict:
 def _named() -> dict:
     """Every file in configs/ at its tiny size, but not playground, whose model is quickstart's. A vocabulary that the
     tokenizer would set is small."""
-    files = [f for f in sorted((ROOT / "configs").glob("*.py")) if "def get_config(" in f.read_text()]
-    files = [f for f in files if f.stem != "playground"]
-    models = {f.stem: parse(["--config", f"{f}:tiny"]).model for f in files}
+    files = [f for f in (ROOT / "configs").glob("*.py") if f.stem != "playground" and "def get_config(" in f.read_text()]
+    models = {f.stem: parse(["--config", f"{f}:tiny"]).model for f in sorted(files)}
     return {name: m if m.vocab_size else replace(m, vocab_size=BASE.vocab_size) for name, m in models.items()}
 
 
