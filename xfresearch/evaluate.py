@@ -162,10 +162,10 @@ def evaluate_steps(lm, workdir, data, options, mesh=None) -> list[dict]:
 
 def metrics(data, scores, tokenizer, per_document: bool) -> dict:
     """The metrics of one step from its `scores`, which are from held_out.Scorer."""
-    from xfresearch.evaluation import losses, rows
+    from xfresearch.evaluation import losses, whole_rows
 
-    if isinstance(data, rows.Rows):
-        return rows.metrics(scores)
+    if isinstance(data, whole_rows.Rows):
+        return whole_rows.metrics(scores)
     of_text = losses.text_figures(data, scores)
     if per_document:
         of_text["documents"] = losses.document_figures(data, scores, tokenizer)

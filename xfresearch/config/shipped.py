@@ -13,8 +13,9 @@ FOLDER = Path(__file__).parent.parent / "configs"
 
 
 def shipped() -> dict[str, Path]:
-    """{name: file} of every config: of models, such as `gpt2`, then of studies, such as `studies/w_o`."""
-    files = [*sorted(FOLDER.glob("*.py")), *sorted(FOLDER.glob("studies/*.py"))]
+    """{name: file} of every config: of models, such as `gpt2`, of tasks, such as `tasks/sort`, and of studies, such as
+    `studies/w_o`."""
+    files = [file for folder in ("", "tasks/", "studies/") for file in sorted(FOLDER.glob(f"{folder}*.py"))]
     named = {file.relative_to(FOLDER).with_suffix("").as_posix(): file for file in files}
     return {name: file for name, file in named.items() if "def get_config" in file.read_text(encoding="utf-8")}
 
@@ -52,7 +53,7 @@ def require(config: str) -> Path:
 
 def names(studies: bool = False) -> list[str]:
     """The names of the configs of models, or of studies."""
-    return [name for name in shipped() if name.startswith("studies/") == studies]
+    return [name for name in shipped() if (name.startswith("studies/") if studies else "/" not in name)]
 
 
 def listed(config: str = "") -> str:

@@ -16,13 +16,13 @@ from xfresearch.data.labelled import LabelledSplit
 from xfresearch.data.labels import has_labels
 from xfresearch.data.objectives import Corrupted, generators, objective_of, row_length
 from xfresearch.data.packed import PackedSplit, stream_tokens
-from xfresearch.data.pairs import split as paired
+from xfresearch.data.pairs import pair_splits
 from xfresearch.data.tokenizers import Tokenizer, tokenizer_for
 from xfresearch.runtime.errors import UserError
 
 __all__ = ["Batches", "LabelledSplit", "PackedSplit", "Prefetch", "evaluation_batches", "prepare", "stream_tokens"]
 
-Split = PackedSplit | LabelledSplit | Corrupted | paired.PairedSplit | paired.TaskSplit
+Split = PackedSplit | LabelledSplit | Corrupted | pair_splits.PairedSplit | pair_splits.TaskSplit
 
 
 def prepare(
@@ -37,7 +37,7 @@ def prepare(
     if has_labels(corpus):
         return LabelledSplit(corpus, split, config.sequence_length)
     if config.data.objective.kind == "seq2seq":
-        return paired.prepare(config, split, corpus, tokenizer)
+        return pair_splits.prepare(config, split, corpus, tokenizer)
     tokenizer = tokenizer or tokenizer_for(config.data)
     objective = objective_of(config, tokenizer)
     rows = packed.prepare(replace(config, sequence_length=row_length(config)), split, corpus, tokenizer)

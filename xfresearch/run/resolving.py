@@ -11,6 +11,8 @@ from xfresearch.models.model_config import LIMITS, ModelConfig, longest_sequence
 from xfresearch.run.config import Config
 from xfresearch.runtime.errors import require
 
+OF_SOURCES = ("seq2seq", "span_corruption")  # kinds of data.objective whose batches have sources
+
 
 def resolve(config: Config) -> Config:
     """`config` with derived sizes filled in and combinations checked. Raises UserError at the first invalid one."""
@@ -90,7 +92,14 @@ def _check_objective(config: Config) -> None:
     """Raises UserError if the model sees what its objective has it predict, or cannot see what it predicts it from."""
     objective, causal = config.data.objective, config.model.causal
     key = "data.objective"
-    if objective.kind == "next":
+    if config.source_length:  # with an encoder
+        allowed = "'seq2seq' or 'span_corruption' for a model with an encoder, which reads a source"
+        require(objective.kind in OF_SOURCES, f"{key}.kind", objective.kind, allowed)
+        allowed = "True: a decoder that sees the tokens it predicts learns nothing"
+        require(causal, "model.causal", causal, allowed)
+        packing, allowed = config.data.packing, f"'stream' with {key}.kind={objective.kind!r}"
+        require(packing == "stream", "data.packing", packing, allowed)
+    elif objective.kind == "next":
         allowed = "True to train on next tokens: a model that sees the tokens it predicts learns nothing"
         require(causal, "model.causal", causal, allowed)
     elif objective.kind == "masked":
@@ -100,7 +109,8 @@ def _check_objective(config: Config) -> None:
         allowed = f"at most 1 with {key}.mask_share={objective.mask_share}, together"
         require(shares <= 1, f"{key}.random_share", objective.random_share, allowed)
     else:
-        require(False, f"{key}.kind", objective.kind, "'next' or 'masked' for a model with a single stack")
+        allowed = "'next' or 'masked' for a model without an encoder (model.stacks)"
+        require(False, f"{key}.kind", objective.kind, allowed)
 
 
 def _resolve_labels(config: Config) -> Config:

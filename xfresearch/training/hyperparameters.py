@@ -23,7 +23,7 @@ def hyper_of(config: Config) -> dict:
 def without_hyper(config: Config) -> Config:
     """The config with defaults for all that the program does not depend on. Equal configs have the same program."""
     defaults = OptimizerConfig()
-    kept = ("model", "mesh", "batch_size", "sequence_length")
+    kept = ("model", "mesh", "batch_size", "sequence_length", "source_length")
     optimizer = replace(config.optimizer, **{name: getattr(defaults, name) for name in OF_OPTIMIZER})
     training = replace(config.training, skip_limit=TrainingConfig().skip_limit)
     data, log = DataConfig(packing=config.data.packing), LogConfig(layer_norms=config.log.layer_norms)

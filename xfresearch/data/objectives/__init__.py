@@ -5,7 +5,8 @@ training on the seed of the run and the place of the row among all rows of the r
 evaluation on the row's index, so that held-out rows are always the same.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 
@@ -17,8 +18,10 @@ from xfresearch.data.tokenizers import Tokenizer
 
 HELD_OUT = 2**63  # the seed of held-out rows; those of runs are smaller
 
-# An objective: (rows of packed.PackedSplit, a generator for each row) -> a batch.
-Objective = Callable[[dict[str, np.ndarray], Sequence[np.random.Generator]], dict[str, np.ndarray]]
+
+class Objective(Protocol):
+    def __call__(self, rows: dict[str, np.ndarray], rngs: Sequence[np.random.Generator]) -> dict[str, np.ndarray]:
+        """The batch of rows of packed.PackedSplit, with a generator for each."""
 
 
 def objective_of(config: RunConfig, tokenizer: Tokenizer) -> Objective | None:

@@ -17,8 +17,8 @@ from typing import NamedTuple
 import numpy as np
 
 from xfresearch.config import objectives as options
-from xfresearch.data.pairs import packing
-from xfresearch.data.pairs.packing import Pair
+from xfresearch.data.pairs import pair_packing
+from xfresearch.data.pairs.pair_packing import Pair
 from xfresearch.data.tokenizers import Tokenizer
 from xfresearch.data.tokenizers.added_ids import sentinels
 from xfresearch.runtime.errors import require
@@ -86,14 +86,14 @@ class SpanCorruption:
         return cls(density, mean_span, raw, source_length, length, tokenizer.decoder_start, tokenizer.end_of_text, ids)
 
     def __call__(self, rows: dict[str, np.ndarray], rngs: Sequence[np.random.Generator]) -> dict[str, np.ndarray]:
-        """The batch of an encoder and a decoder (pairs/packing.py) from rows [B, T] of a stream."""
+        """The batch of an encoder and a decoder (pairs/pair_packing.py) from rows [B, T] of a stream."""
         pairs = [
             self.pair(tokens_T[segments_T > 0], rng)
             for tokens_T, segments_T, rng in zip(rows["tokens"], rows["segments"], rngs, strict=True)
         ]
         lengths = self.source_length, self.length
-        packed = [packing.row([pair] if pair else [], *lengths) for pair in pairs]
-        return packing.unpack(np.array(packed, np.int32).reshape(len(pairs), 2 * sum(lengths)), *lengths, self.start)
+        packed = [pair_packing.row([pair] if pair else [], *lengths) for pair in pairs]
+        return pair_packing.unpack(np.array(packed, np.int32).reshape(len(pairs), 2 * sum(lengths)), *lengths, self.start)
 
     def pair(self, tokens_T: np.ndarray, rng: np.random.Generator) -> Pair | None:
         """The source and the target of a text; None for one of fewer than two tokens."""

@@ -2,14 +2,14 @@
 
 A corpus of pairs has `splits`, `identity()` (a JSON value that changes whenever its pairs change), `pairs(split)` (the
 texts in order), and for tokenizers that are trained `documents(split)` and `n_bytes(split)`, as a corpus of text has. To
-add a task, write a class like those of tasks.py and add a line to TASKS.
+add a task, write a class like those of pair_tasks.py and add a line to TASKS.
 """
 
 from xfresearch.config.options import DataConfig
 from xfresearch.config.reading import from_dict
 from xfresearch.data.labels import options_of
-from xfresearch.data.pairs.files import PairFiles
-from xfresearch.data.pairs.tasks import PairTask, Reverse, Sort
+from xfresearch.data.pairs.pair_files import PairFiles
+from xfresearch.data.pairs.pair_tasks import PairTask, Reverse, Sort
 from xfresearch.data.pairs.translation import Translation
 
 TASKS: dict[str, type[PairTask]] = {"sort": Sort, "reverse": Reverse, "translation": Translation}

@@ -18,7 +18,7 @@ from itertools import cycle
 from typing import NamedTuple
 
 from xfresearch.config.fields import option
-from xfresearch.data.pairs.tasks import PairTask
+from xfresearch.data.pairs.pair_tasks import PairTask
 
 _NOUNS = """dog fosa, cat dirape, bird doman, horse pobu, king subus, queen bebun, doctor mepas, farmer pedus,
 painter giduta, soldier bugosu, sailor vinur, teacher keven, river ripol, garden niradu,

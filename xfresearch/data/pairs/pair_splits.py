@@ -3,7 +3,7 @@ they are read."""
 
 import hashlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property, partial
 from itertools import islice
@@ -15,9 +15,9 @@ import numpy as np
 from xfresearch.config.options import RunConfig
 from xfresearch.data.cache import build_once, cache_root, complete, digest, read_meta, write_meta
 from xfresearch.data.corpora import open_split
-from xfresearch.data.pairs import packing
-from xfresearch.data.pairs.packing import Pair
-from xfresearch.data.pairs.tasks import PairTask
+from xfresearch.data.pairs import pair_packing
+from xfresearch.data.pairs.pair_packing import Pair
+from xfresearch.data.pairs.pair_tasks import PairTask
 from xfresearch.data.tokenizers import Tokenizer, tokenizer_for
 from xfresearch.runtime.errors import UserError
 from xfresearch.runtime.files import inside
@@ -75,10 +75,10 @@ class PairedSplit:
         return self.meta["n_sequences"]
 
     def read(self, indices) -> dict[str, np.ndarray]:
-        """Several rows at once, as packing.unpack returns them."""
+        """Several rows at once, as pair_packing.unpack returns them."""
         records = self._records.read([int(i) for i in indices]) if len(indices) else []
         rows = np.frombuffer(b"".join(records), np.int32).reshape(len(records), 2 * sum(self.lengths))
-        return packing.unpack(rows, *self.lengths, self.start)
+        return pair_packing.unpack(rows, *self.lengths, self.start)
 
     @cached_property
     def _records(self):
@@ -105,10 +105,10 @@ class TaskSplit:
         return self.task.rows(self.split)
 
     def read(self, indices) -> dict[str, np.ndarray]:
-        """Several rows at once, as packing.unpack returns them."""
-        rows = [packing.row(self._row(int(i)), *self.lengths) for i in indices]
+        """Several rows at once, as pair_packing.unpack returns them."""
+        rows = [pair_packing.row(self._row(int(i)), *self.lengths) for i in indices]
         stacked = np.stack(rows) if rows else np.zeros((0, 2 * sum(self.lengths)), np.int32)
-        return packing.unpack(stacked, *self.lengths, self.tokenizer.decoder_start)
+        return pair_packing.unpack(stacked, *self.lengths, self.tokenizer.decoder_start)
 
     def _row(self, number: int) -> list[Pair]:
         row: list[Pair] = []
@@ -163,11 +163,11 @@ def _write(directory: Path, config: RunConfig, encoded: Iterator[tuple[Pair, int
                 yield pair
 
     packs = config.data.objective.rows == "packed"
-    rows: Iterator[Sequence[Pair]] = packing.packed_rows(fitting(), *lengths) if packs else ([pair] for pair in fitting())
+    rows = pair_packing.packed_rows(fitting(), *lengths) if packs else ([pair] for pair in fitting())
     writer = ArrayRecordWriter(str(inside(directory, _ROWS)), "group_size:1")
     content = hashlib.sha256()
     for row in rows:
-        record = packing.row(list(row), *lengths).tobytes()
+        record = pair_packing.row(row, *lengths).tobytes()
         writer.write(record)
         content.update(record)
         count["n_sequences"] += 1

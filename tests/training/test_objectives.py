@@ -1,0 +1,58 @@
+"""Runs of a model with an encoder: what fits an objective, and training and evaluation on pairs and on corrupted spans."""
+
+import json
+
+import numpy as np
+import pytest
+
+from tests.contracts.variants import ROOT
+from xfresearch import evaluate
+from xfresearch.run.config_files import parse
+from xfresearch.runtime.errors import UserError
+from xfresearch.train import main as train_main
+
+TINY = ["--config", f"{ROOT}/configs/tasks/sort.py:tiny"]
+SMALL = ["--config.model.depth=1", "--config.model.stacks.encoder.depth=1"]
+SPANS = ["--config.data.objective.kind=span_corruption", "--config.sequence_length=17"]
+FLAGS = [*SMALL, "--config.log.tracker=jsonl", "--config.evaluation.every=20", "--config.steps=20"]
+FLAGS += ["--config.evaluation.sequences=16", "--config.evaluation.final_sequences=16", "--config.checkpoint.every=20"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["data.objective.kind=masked"], "kind='masked' is not allowed: it must be 'seq2seq' or 'span_corruption' for"),
+        (["data.objective.kind=next"], "kind='next' is not allowed: it must be 'seq2seq' or 'span_corruption' for a model"),
+        (["source_length=0"], "source_length=0 is not allowed: it must be at least 1, the tokens of a source"),
+        (["model.causal=False"], "model.causal=False is not allowed: it must be True: a decoder that sees the tokens"),
+        (["data.packing=documents"], "data.packing='documents' is not allowed: it must be 'stream' with"),
+    ],
+)
+def test_what_an_encoder_cannot_train_on_is_refused(overrides, message):
+    with pytest.raises(UserError, match=message):
+        parse([*TINY, *(f"--config.{each}" for each in overrides)])
+
+
+@pytest.mark.parametrize("kind", ["seq2seq", "span_corruption", "prefix"])
+def test_a_model_without_an_encoder_is_refused_what_needs_one(kind):
+    with pytest.raises(UserError, match=f"kind='{kind}' is not allowed: it must be .* for a model without an encoder"):
+        parse(["--config", f"{ROOT}/configs/gpt2.py:tiny", f"--config.data.objective.kind={kind}"])
+
+
+def test_a_run_on_pairs_learns_and_is_evaluated_as_it_was_trained(tmp_path, capsys):
+    train_main([*TINY, *FLAGS, "--workdir", str(tmp_path / "run"), "--json", str(tmp_path / "run.json")])
+    results = json.loads((tmp_path / "run.json").read_text())
+    assert results["samples"] == [] and results["evaluation"]["loss"] < np.log(27)  # letters and an end
+    evaluate.main(["--workdir", str(tmp_path / "run"), "--limit", "16", "--json", str(tmp_path / "again.json")])
+    again = json.loads((tmp_path / "again.json").read_text())
+    assert again["loss"] == pytest.approx(results["evaluation"]["loss"], rel=1e-5)
+    printed = capsys.readouterr()
+    assert "sequences without end to train on" in printed.err and "predicts tokens of targets" in printed.err
+
+
+@pytest.mark.long
+def test_a_run_on_corrupted_spans(tmp_path):
+    flags = [*FLAGS, *SPANS, "--config.data.corpus=('python_stdlib',)", "--config.source_length=64"]
+    train_main([*TINY, *flags, "--workdir", str(tmp_path / "run"), "--json", str(tmp_path / "run.json")])
+    results = json.loads((tmp_path / "run.json").read_text())
+    assert results["evaluation"]["loss"] < 0.8 * np.log(357)
