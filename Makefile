@@ -69,7 +69,7 @@ trackers: $(VENV)/.ready-test
 	$(BIN)/python -m pytest tests/training/test_trackers.py
 
 eval: $(VENV)/.ready-eval
-	$(BIN)/python -m pytest tests/harness
+	$(BIN)/python -m pytest tests/harness tests/evaluation/test_decoded.py
 
 lock: $(BIN)/python
 	$(BIN)/python -m pip install --quiet uv

@@ -24,6 +24,7 @@ examples:
   python -m xfresearch.evaluate --workdir runs/a --all-steps --json curve.json
   python -m xfresearch.evaluate --workdir gs://bucket/a --all-steps --job auto
   python -m xfresearch.evaluate --workdir runs/a --data text_files:notes/*.txt --per-document
+  python -m xfresearch.evaluate --workdir runs/sort --decode exact_match --limit 500
   python -m xfresearch.evaluate --workdir runs/a --tasks lambada,piqa --task-data data/eval"""
 
 COLUMNS = {
@@ -33,6 +34,10 @@ COLUMNS = {
     "bits_per_byte": ("bits/byte", "{:.4f}"),
     "bits_per_character": ("bits/char", "{:.4f}"),
     "accuracy": ("accuracy", "{:.2%}"),
+    "pseudo_perplexity": ("pseudo-perplexity", "{:.2f}"),
+    "exact_match": ("exact match", "{:.2%}"),
+    "bleu": ("BLEU", "{:.2f}"),
+    "chrf": ("chrF", "{:.2f}"),
     "accepted": ("accepted", "{:.2%}"),
     "divergence": ("divergence", "{:.4f}"),
     "bits_per_person": ("bits/person", "{:.2f}"),
@@ -82,6 +87,7 @@ def evaluate(options, workdir) -> None:
     if distributed.first():
         print(f"{data.corpus} {data.split}: {data.description}", file=sys.stderr)
     results = evaluate_steps(lm, workdir, data, options, mesh)
+    results[0] |= of_texts(lm, data, options)
     if options.job and len(results) < len(every) and distributed.first():
         print(f"{len(results)} of {len(every)} checkpoints have a result", file=sys.stderr)
     if not distributed.first():
@@ -111,6 +117,10 @@ def parser() -> command.Parser:
     jobs.add_flag(add, "checkpoint of --all-steps")
     held_out.add_flags(made)
     add("--per-document", action="store_true", help="also report the loss of every document")
+    decoding = "also decode held-out sources greedily, and score the texts: exact_match, bleu, chrf (docs/objectives.md)"
+    add("--decode", default="", metavar="METRIC,...", help=decoding)
+    pseudo = "also mask each token alone, of --limit sequences (default 64), for a model that predicts masked tokens"
+    add("--pseudo-perplexity", action="store_true", help=pseudo)
     add("--json", metavar="FILE", help="also write the results as JSON")
     task_commands.add_flags(made)
     distributed.add_flags(made)
@@ -124,6 +134,14 @@ def parse(arguments: list[str]):
     if options.job and not options.all_steps:
         raise UserError(f"--job={options.job} is not allowed without --all-steps: a job evaluates one of the checkpoints")
     task_commands.check(options)
+    if options.decode:
+        from xfresearch.evaluation import decoded
+
+        options.decode = decoded.metrics_of(options.decode)
+    for flag, given in (("--decode", options.decode), ("--pseudo-perplexity", options.pseudo_perplexity)):
+        if given and (options.all_steps or options.tasks):
+            other = "--all-steps" if options.all_steps else "--tasks"
+            raise UserError(f"{flag} is not allowed with {other}: it measures one checkpoint on its own held-out data")
     if options.all_steps and options.step is not None:
         raise UserError(f"--step={options.step} is not allowed with --all-steps: give one of the two")
     return options
@@ -160,12 +178,32 @@ def evaluate_steps(lm, workdir, data, options, mesh=None) -> list[dict]:
     return results
 
 
+def of_texts(lm, data, options) -> dict:
+    """The metrics of --decode and --pseudo-perplexity, {} without them."""
+    from xfresearch.evaluation import decoded, losses, pseudo
+    from xfresearch.runtime.terminal import bar
+
+    results: dict = {}
+    if options.decode:
+        with bar(desc="decoding", unit="pairs", disable=None, leave=False) as progress:
+            asked = (data.corpus, data.split, options.limit, options.batch_size)
+            texts = decoded.decode(lm, *asked, progress=progress.update)
+        results |= decoded.score(texts, options.decode)
+    if options.pseudo_perplexity:
+        count = options.limit or pseudo.COUNT
+        scorer = losses.make_scorer(lm.config, lm.run.training.layers, lm.run.training.loss_rows)
+        with bar(desc="masking", total=count, unit="seq", disable=None, leave=False) as progress:
+            size = losses.batch_size(lm.run, options.batch_size)
+            results |= pseudo.pseudo_perplexity(scorer, lm.params, data, size, count, progress.update)
+    return results
+
+
 def metrics(data, scores, tokenizer, per_document: bool) -> dict:
     """The metrics of one step from its `scores`, which are from held_out.Scorer."""
-    from xfresearch.evaluation import losses, whole_rows
+    from xfresearch.evaluation import losses, rows
 
-    if isinstance(data, whole_rows.Rows):
-        return whole_rows.metrics(scores)
+    if isinstance(data, rows.Rows):
+        return rows.metrics(scores)
     of_text = losses.text_figures(data, scores)
     if per_document:
         of_text["documents"] = losses.document_figures(data, scores, tokenizer)

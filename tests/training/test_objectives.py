@@ -1,12 +1,16 @@
 """Runs of a model with an encoder: what fits an objective, and training and evaluation on pairs and on corrupted spans."""
 
 import json
+from itertools import islice
 
 import numpy as np
 import pytest
 
+import xfresearch as xf
 from tests.contracts.variants import ROOT
 from xfresearch import evaluate
+from xfresearch.data.pairs import open_pairs
+from xfresearch.evaluation import decoded
 from xfresearch.run.config_files import parse
 from xfresearch.runtime.errors import UserError
 from xfresearch.train import main as train_main
@@ -14,6 +18,7 @@ from xfresearch.train import main as train_main
 TINY = ["--config", f"{ROOT}/configs/tasks/sort.py:tiny"]
 SMALL = ["--config.model.depth=1", "--config.model.stacks.encoder.depth=1"]
 SPANS = ["--config.data.objective.kind=span_corruption", "--config.sequence_length=17"]
+END = 256  # of the byte tokenizer
 FLAGS = [*SMALL, "--config.log.tracker=jsonl", "--config.evaluation.every=20", "--config.steps=20"]
 FLAGS += ["--config.evaluation.sequences=16", "--config.evaluation.final_sequences=16", "--config.checkpoint.every=20"]
 
@@ -43,11 +48,32 @@ def test_a_run_on_pairs_learns_and_is_evaluated_as_it_was_trained(tmp_path, caps
     train_main([*TINY, *FLAGS, "--workdir", str(tmp_path / "run"), "--json", str(tmp_path / "run.json")])
     results = json.loads((tmp_path / "run.json").read_text())
     assert results["samples"] == [] and results["evaluation"]["loss"] < np.log(27)  # letters and an end
-    evaluate.main(["--workdir", str(tmp_path / "run"), "--limit", "16", "--json", str(tmp_path / "again.json")])
+    flags = ["--limit", "16", "--decode", "exact_match", "--json", str(tmp_path / "again.json")]
+    evaluate.main(["--workdir", str(tmp_path / "run"), *flags])
     again = json.loads((tmp_path / "again.json").read_text())
     assert again["loss"] == pytest.approx(results["evaluation"]["loss"], rel=1e-5)
+    assert again["pairs"] == 16 and 0 <= again["exact_match"] < 0.5
     printed = capsys.readouterr()
     assert "sequences without end to train on" in printed.err and "predicts tokens of targets" in printed.err
+
+
+@pytest.mark.long
+def test_decoded_texts_are_those_of_a_plain_loop(tmp_path):
+    """The reference: the likeliest token after all before it, from whole passes without a cache."""
+    train_main([*TINY, *FLAGS, "--workdir", str(tmp_path / "run")])
+    lm = xf.load(tmp_path / "run")
+    texts = decoded.decode(lm, limit=3)
+    pairs = list(islice(open_pairs("sort", lm.run.data).pairs("validation"), 3))
+    assert (texts.sources, texts.targets) == tuple(list(map(bytes.decode, side)) for side in zip(*pairs, strict=True))
+    for source, output in zip(texts.sources, texts.outputs, strict=True):
+        tokens_L = np.full((1, lm.run.sequence_length), END)
+        for place in range(1, lm.run.sequence_length):
+            logits_BLV = lm(tokens_L, source=[[*source.encode(), END]])
+            tokens_L[0, place] = int(np.argmax(logits_BLV[0, place - 1, : END + 1]))
+            if tokens_L[0, place] == END:
+                break
+        expected = tokens_L[0, 1 : place + 1]
+        assert output == bytes(expected[expected != END].tolist()).decode("utf-8", "replace")
 
 
 @pytest.mark.long

@@ -32,8 +32,7 @@ class Masked:
         """The batch: tokens as the model sees them, targets as they are, weights 1 for those that are predicted."""
         targets_BL = rows["tokens"]
         tokens_BL, weights_BL = targets_BL.copy(), np.zeros_like(rows["weights"])
-        allowed_BL = (rows["segments"] > 0) & ~np.isin(targets_BL, self.special)
-        for tokens_L, weights_L, allowed_L, rng in zip(tokens_BL, weights_BL, allowed_BL, rngs, strict=True):
+        for tokens_L, weights_L, allowed_L, rng in zip(tokens_BL, weights_BL, self.allowed(rows), rngs, strict=True):
             places = np.flatnonzero(allowed_L)
             if not len(places):
                 continue
@@ -43,3 +42,8 @@ class Masked:
             tokens_L[chosen] = np.where(share < self.mask_share, self.mask, seen)
             weights_L[chosen] = 1
         return {**rows, "tokens": tokens_BL, "targets": targets_BL, "weights": weights_BL}
+
+    def allowed(self, rows: dict[str, np.ndarray]) -> np.ndarray:
+        """Which tokens may be predicted: bool [B, L], without padding and special tokens."""
+        allowed_BL: np.ndarray = (rows["segments"] > 0) & ~np.isin(rows["tokens"], self.special)
+        return allowed_BL
