@@ -26,8 +26,8 @@ FLAGS += ["--config.evaluation.sequences=16", "--config.evaluation.final_sequenc
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["data.objective.kind=masked"], "kind='masked' is not allowed: it must be 'seq2seq' or 'span_corruption' for"),
-        (["data.objective.kind=next"], "kind='next' is not allowed: it must be 'seq2seq' or 'span_corruption' for a model"),
+        (["data.objective.kind=masked"], "kind='masked' is not allowed: it must be one of 'seq2seq', 'span_corruption',"),
+        (["data.objective.kind=next"], "kind='next' is not allowed: it must be one of 'seq2seq', 'span_corruption',"),
         (["source_length=0"], "source_length=0 is not allowed: it must be at least 1, the tokens of a source"),
         (["model.causal=False"], "model.causal=False is not allowed: it must be True: a decoder that sees the tokens"),
         (["data.packing=documents"], "data.packing='documents' is not allowed: it must be 'stream' with"),

@@ -51,7 +51,7 @@ class Masked:
 
 @dataclass(frozen=True)
 class Prefix:
-    """The tokens after a random prefix, whose own tokens all see each other (Raffel et al. 2020, sec. 3.2.1)."""
+    """The rest of a text from a prefix of random length (Raffel et al. 2020, sec. 3.2.1), with an encoder and a decoder."""
 
     kind: str = option("prefix", "objective")
 

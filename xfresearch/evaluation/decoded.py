@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from xfresearch.data.corpora import open_split
-from xfresearch.data.pairs.pair_splits import encode
+from xfresearch.data.pairs.pair_splits import encode, texts_of
 from xfresearch.models.context import Source
 from xfresearch.runtime.errors import UserError, nearest
 
@@ -54,7 +53,7 @@ def decode(lm, corpus: str = "", split: str = "", limit: int = 0, batch_size: in
     run, tokenizer = lm.run, lm.tokenizer
     split = split or run.evaluation.split
     corpus = corpus or run.data.corpus[0]
-    texts = open_split(corpus, split, run.data).pairs(split)
+    texts = texts_of(corpus, split, run.data).pairs(split)
     lengths = run.source_length, run.sequence_length
     coded = ((pair, encode(tokenizer, pair)) for pair in texts)
     chosen = list(islice(((pair, ids.source) for pair, ids in coded if ids.fits(*lengths)), limit or None))
@@ -63,10 +62,9 @@ def decode(lm, corpus: str = "", split: str = "", limit: int = 0, batch_size: in
     outputs: list[str] = []
     size = min(batch_size or BATCH, len(chosen))
     for first in range(0, len(chosen), size):
-        sources = [source for _, source in chosen[first : first + size]]
-        found = lm.generate(source=_padded(sources, size, run.source_length), temperature=0.0)
-        outputs += found[: len(sources)]
-        progress(len(sources))
+        ids = [source for _, source in chosen[first : first + size]]
+        outputs += lm.generate(source=_padded(ids, size, run.source_length), temperature=0.0)[: len(ids)]
+        progress(len(ids))
     sources, targets = ([pair[side].decode("utf-8", "replace") for pair, _ in chosen] for side in (0, 1))
     return Decoded(sources, targets, outputs)
 

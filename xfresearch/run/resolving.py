@@ -11,7 +11,7 @@ from xfresearch.models.model_config import LIMITS, ModelConfig, longest_sequence
 from xfresearch.run.config import Config
 from xfresearch.runtime.errors import require
 
-OF_SOURCES = ("seq2seq", "span_corruption")  # kinds of data.objective whose batches have sources
+OF_SOURCES = ("seq2seq", "span_corruption", "prefix")  # kinds of data.objective whose batches have sources
 
 
 def resolve(config: Config) -> Config:
@@ -93,7 +93,7 @@ def _check_objective(config: Config) -> None:
     objective, causal = config.data.objective, config.model.causal
     key = "data.objective"
     if config.source_length:  # with an encoder
-        allowed = "'seq2seq' or 'span_corruption' for a model with an encoder, which reads a source"
+        allowed = f"one of {', '.join(map(repr, OF_SOURCES))} for a model with an encoder, which reads a source"
         require(objective.kind in OF_SOURCES, f"{key}.kind", objective.kind, allowed)
         allowed = "True: a decoder that sees the tokens it predicts learns nothing"
         require(causal, "model.causal", causal, allowed)

@@ -87,18 +87,12 @@ class SpanCorruption:
 
     def __call__(self, rows: dict[str, np.ndarray], rngs: Sequence[np.random.Generator]) -> dict[str, np.ndarray]:
         """The batch of an encoder and a decoder (pairs/pair_packing.py) from rows [B, T] of a stream."""
-        pairs = [
-            self.pair(tokens_T[segments_T > 0], rng)
-            for tokens_T, segments_T, rng in zip(rows["tokens"], rows["segments"], rngs, strict=True)
-        ]
-        lengths = self.source_length, self.length
-        packed = [pair_packing.row([pair] if pair else [], *lengths) for pair in pairs]
-        return pair_packing.unpack(np.array(packed, np.int32).reshape(len(pairs), 2 * sum(lengths)), *lengths, self.start)
+        texts = [tokens_T[segments_T > 0] for tokens_T, segments_T in zip(rows["tokens"], rows["segments"], strict=True)]
+        pairs = [[self.pair(text, rng)] if len(text) > 1 else [] for text, rng in zip(texts, rngs, strict=True)]
+        return pair_packing.batch(pairs, self.source_length, self.length, self.start)
 
-    def pair(self, tokens_T: np.ndarray, rng: np.random.Generator) -> Pair | None:
-        """The source and the target of a text; None for one of fewer than two tokens."""
-        if len(tokens_T) < 2:
-            return None
+    def pair(self, tokens_T: np.ndarray, rng: np.random.Generator) -> Pair:
+        """The source and the target of a text of at least two tokens."""
         noise_T = self.mask(len(tokens_T), rng)
         return Pair(self._marked(tokens_T, noise_T), self._marked(tokens_T, ~noise_T))
 

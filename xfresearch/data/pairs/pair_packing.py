@@ -5,7 +5,7 @@ have the same id. A target of n ids, of which the last one ends it, takes n plac
 then all but the last, and predicts all.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -44,7 +44,7 @@ def packed_rows(pairs: Iterable[Pair], source_length: int, length: int) -> Itera
     yield from bins
 
 
-def row(pairs: list[Pair], source_length: int, length: int) -> np.ndarray:
+def row(pairs: Sequence[Pair], source_length: int, length: int) -> np.ndarray:
     """int32 [2 (S + L)]: sources, their segments, targets, their segments."""
     return np.concatenate([*_side([p.source for p in pairs], source_length), *_side([p.target for p in pairs], length)])
 
@@ -57,6 +57,13 @@ def _side(parts: list[np.ndarray], length: int) -> tuple[np.ndarray, np.ndarray]
         segments[first : first + len(part)] = number
         first += len(part)
     return ids, segments
+
+
+def batch(rows: Sequence[Sequence[Pair]], source_length: int, length: int, start: int) -> dict[str, np.ndarray]:
+    """The batch of these rows of pairs, as `unpack` returns it."""
+    values = [row(pairs, source_length, length) for pairs in rows]
+    stacked = np.array(values, np.int32).reshape(len(rows), 2 * (source_length + length))
+    return unpack(stacked, source_length, length, start)
 
 
 def unpack(rows: np.ndarray, source_length: int, length: int, start: int) -> dict[str, np.ndarray]:

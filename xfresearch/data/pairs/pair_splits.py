@@ -12,10 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from xfresearch.config.options import RunConfig
+from xfresearch.config.options import DataConfig, RunConfig
 from xfresearch.data.cache import build_once, cache_root, complete, digest, read_meta, write_meta
 from xfresearch.data.corpora import open_split
 from xfresearch.data.pairs import pair_packing
+from xfresearch.data.pairs.pair_files import PairFiles
 from xfresearch.data.pairs.pair_packing import Pair
 from xfresearch.data.pairs.pair_tasks import PairTask
 from xfresearch.data.tokenizers import Tokenizer, tokenizer_for
@@ -28,6 +29,13 @@ _ROWS = "rows.array_record"
 _CHUNK = 4096  # pairs that wait to be tokenised
 _SAMPLE = 256  # rows of a task that are looked at before a run
 _TRIES = 1000  # pairs of a task that are too long, one after another
+
+
+def texts_of(corpus: str, split: str, data: DataConfig) -> PairFiles | PairTask:
+    """The texts of a corpus of pairs, after a check that it has `split`. Raises UserError if it does not."""
+    opened = open_split(corpus, split, data)
+    assert isinstance(opened, PairFiles | PairTask)
+    return opened
 
 
 def encode(tokenizer: Tokenizer, pair: tuple[bytes, bytes]) -> Pair:
@@ -46,7 +54,7 @@ def prepare(config: RunConfig, split: str, corpus: str, tokenizer: Tokenizer | N
     do not fit and are left out. Of a task they are estimates of what it would generate.
     """
     tokenizer = tokenizer or tokenizer_for(config.data)
-    pairs = open_split(corpus, split, config.data)
+    pairs = texts_of(corpus, split, config.data)
     if isinstance(pairs, PairTask):
         return TaskSplit(pairs, split, config, tokenizer)
     lengths = config.source_length, config.sequence_length
@@ -106,9 +114,8 @@ class TaskSplit:
 
     def read(self, indices) -> dict[str, np.ndarray]:
         """Several rows at once, as pair_packing.unpack returns them."""
-        rows = [pair_packing.row(self._row(int(i)), *self.lengths) for i in indices]
-        stacked = np.stack(rows) if rows else np.zeros((0, 2 * sum(self.lengths)), np.int32)
-        return pair_packing.unpack(stacked, *self.lengths, self.tokenizer.decoder_start)
+        rows = [self._row(int(i)) for i in indices]
+        return pair_packing.batch(rows, *self.lengths, self.tokenizer.decoder_start)
 
     def _row(self, number: int) -> list[Pair]:
         row: list[Pair] = []

@@ -1,0 +1,41 @@
+"""Prefixes (Raffel et al. 2020, T5, sec. 3.2.1), as prefix_lm of t5/data/preprocessors.py.
+
+Of a text of T tokens, the source has the first 1 to T - 1, each number equally likely, and the target the others. Both end
+with end_of_text.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from xfresearch.data.pairs import pair_packing
+from xfresearch.data.pairs.pair_packing import Pair
+from xfresearch.data.tokenizers import Tokenizer
+from xfresearch.runtime.errors import require
+
+
+class Prefix(NamedTuple):
+    source_length: int
+    length: int
+    start: int  # what the decoder reads first
+    end: int
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer, source_length: int, length: int) -> "Prefix":
+        """Raises UserError if the decoder has no place for the longest target, which has all tokens but one, and its end."""
+        require(source_length > 2, "source_length", source_length, "at least 3 with data.objective.kind='prefix'")
+        allowed = f"at least {source_length - 1}, the longest target with source_length={source_length}"
+        require(length >= source_length - 1, "sequence_length", length, allowed)
+        return cls(source_length, length, tokenizer.decoder_start, tokenizer.end_of_text)
+
+    def __call__(self, rows: dict[str, np.ndarray], rngs: Sequence[np.random.Generator]) -> dict[str, np.ndarray]:
+        """The batch of an encoder and a decoder (pairs/pair_packing.py) from rows [B, T] of a stream."""
+        texts = [tokens_T[segments_T > 0] for tokens_T, segments_T in zip(rows["tokens"], rows["segments"], strict=True)]
+        pairs = [[self.pair(text, rng)] if len(text) > 1 else [] for text, rng in zip(texts, rngs, strict=True)]
+        return pair_packing.batch(pairs, self.source_length, self.length, self.start)
+
+    def pair(self, tokens_T: np.ndarray, rng: np.random.Generator) -> Pair:
+        """The two parts of a text of at least two tokens."""
+        parts = np.split(tokens_T, [rng.integers(1, len(tokens_T))])
+        return Pair(*(np.append(part, self.end).astype(np.int32) for part in parts))
