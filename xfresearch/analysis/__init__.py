@@ -4,7 +4,7 @@
     result = analysis.attention(lm)
     result.data, result.figures(), result.report("attention.html")
 
-`python -m xfresearch.analyze` runs them from the command line. registry.py lists them.
+`python -m xfresearch.analyze` runs them from the command line. registry.py has their table.
 """
 
 from xfresearch.analysis.attention import attention

@@ -29,8 +29,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from xfresearch.analysis.applies import only_if
 from xfresearch.analysis.passes import ROWS, about, by_layer, measure, repeated, rows, wide
+from xfresearch.analysis.registry import analysis
 from xfresearch.analysis.result import HeatMap, Result, Table
 from xfresearch.analysis.token_classes import CLASSES, by_class, classes, even
 from xfresearch.models import transformer
@@ -65,7 +65,7 @@ def applies(model: ModelConfig) -> str:
     return "" if model.sublayers(has="attends") else "no layer has softmax attention over tokens"
 
 
-@only_if(applies)
+@analysis(applies, "where heads look, and what their matrices do")
 def attention(lm, data=None, count: int = ROWS, length: int = 0, seed: int = 0) -> Result:
     """The statistics above of every head on `count` rows of `length` tokens of `data` (passes.rows).
 

@@ -18,9 +18,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from xfresearch.analysis import sparse
-from xfresearch.analysis.applies import only_if
 from xfresearch.analysis.keys_page import keys_page
 from xfresearch.analysis.passes import about, batches, rows
+from xfresearch.analysis.registry import analysis
 from xfresearch.analysis.result import LineChart, Result, Table
 from xfresearch.analysis.tap_vectors import BATCH, Shuffled, activations, one_tap, width_of
 from xfresearch.analysis.triggers import empty, update
@@ -51,7 +51,7 @@ def applies(model: ModelConfig) -> str:
     return "" if model.causal else "it predicts labels, not next tokens"
 
 
-@only_if(applies)
+@analysis(applies, "sparse dictionaries of a tap: what they leave out, and what triggers them")
 def features(
     lm,
     data=None,

@@ -16,11 +16,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from xfresearch.analysis.applies import only_if
 from xfresearch.analysis.attribution import attributed, grids
 from xfresearch.analysis.contributions import not_followed
 from xfresearch.analysis.keys_page import text
 from xfresearch.analysis.passes import ROWS, about, batches, rows
+from xfresearch.analysis.registry import analysis
 from xfresearch.analysis.result import HeatMap, Result, Table
 from xfresearch.models import transformer
 from xfresearch.models.block import Stream
@@ -41,7 +41,7 @@ def applies(model: ModelConfig) -> str:
     return not_followed(model) if model.causal else "it predicts labels, not next tokens"
 
 
-@only_if(applies)
+@analysis(applies, "predictions after each layer, and which parts make the final one")
 def lens(lm, data=None, count: int = ROWS, length: int = 0) -> Result:
     """The figures above on `count` rows of `length` tokens of `data` (passes.rows).
 

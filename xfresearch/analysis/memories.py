@@ -27,12 +27,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from xfresearch.analysis.applies import only_if
 from xfresearch.analysis.coefficients import memory_names, of_keys, sites, sublayer_of, where, written_by
 from xfresearch.analysis.contributions import scaled
 from xfresearch.analysis.keys_page import keys_page, text, trigger
 from xfresearch.analysis.passes import about, batches, rows
 from xfresearch.analysis.patterns import patterns
+from xfresearch.analysis.registry import analysis
 from xfresearch.analysis.result import HeatMap, Result, Table
 from xfresearch.analysis.triggers import empty, update
 from xfresearch.analysis.unfinished import Unfinished
@@ -77,7 +77,7 @@ def adds(model: ModelConfig, memory: str) -> bool:
     return all(each.connection.adds_to == "stream" and each.connection.skip == ONE for each in of_layer)
 
 
-@only_if(applies)
+@analysis(applies, "triggers and values of every key of feed-forwards, experts and slots")
 def memories(lm, data=None, count: int = ROWS, length: int = 0, top: int = TOP, seed: int = 0, resume="") -> Result:
     """The figures above of every memory, on `count` rows of `length` tokens of `data` (passes.rows).
 

@@ -14,8 +14,8 @@ Equal vectors of a row are one vector. In D dimensions, at most D + 1 vectors in
 
 import numpy as np
 
-from xfresearch.analysis.applies import only_if
 from xfresearch.analysis.passes import about, by_layer, measure, rows, wide
+from xfresearch.analysis.registry import analysis
 from xfresearch.analysis.result import HeatMap, Result, Table
 from xfresearch.analysis.selectable import selectable
 from xfresearch.models import transformer
@@ -43,7 +43,7 @@ def applies(model: ModelConfig) -> str:
     return "" if model.sublayers(has="attends") else "no layer compares queries with the keys of tokens"
 
 
-@only_if(applies)
+@analysis(applies, "angles to the ones vector, and keys that no query can select")
 def norms(lm, data=None, count: int = ROWS, length: int = 0) -> Result:
     """The figures above of every layer on `count` rows of `length` tokens of `data` (passes.rows).
 

@@ -19,8 +19,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from xfresearch.analysis.applies import only_if
 from xfresearch.analysis.passes import about
+from xfresearch.analysis.registry import analysis
 from xfresearch.analysis.result import HeatMap, Result, Table
 from xfresearch.analysis.token_text import shown
 from xfresearch.models import layers
@@ -38,7 +38,7 @@ def applies(model: ModelConfig) -> str:
     return "" if model.causal else "it predicts labels, not next tokens"
 
 
-@only_if(applies)
+@analysis(applies, "which values carry the difference between two prompts", prompts=True)
 def patching(lm, clean, corrupted, answers=None, sites: tuple[str, ...] = (), receiver: str = "final") -> Result:
     """The effects of patching values of the clean prompt into the corrupted one.
 

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from xfresearch.analysis.applies import only_if
+from xfresearch.analysis.registry import analysis
 from xfresearch.analysis.result import HeatMap, Result, Table
 from xfresearch.data.facts import Fact, facts_of
 from xfresearch.models.inputs import encode, forward
@@ -46,7 +46,7 @@ class Scores(NamedTuple):
     tokens: np.ndarray  # int [N]: of the object
 
 
-@only_if(applies)
+@analysis(applies, "which facts the model knows, in sentences of training and in others")
 def recall(lm, facts: Sequence[Fact] | None = None, data: str | None = None) -> Result:
     """Recall and probability of `facts`; by default those of the corpus `data`, facts or facts:PATH, which by default is
     the first of the model's run.

@@ -1,30 +1,14 @@
-"""The analyses by name, for the command line and the documentation."""
+"""The table of analyses by name, and what each of them checks first."""
 
 import inspect
 from collections.abc import Callable
+from functools import wraps
 from typing import Any, NamedTuple
 
-from xfresearch.analysis.attention import applies as has_attention
-from xfresearch.analysis.attention import attention
-from xfresearch.analysis.features import applies as has_taps
-from xfresearch.analysis.features import features
-from xfresearch.analysis.lens import applies as predicts_tokens
-from xfresearch.analysis.lens import lens
-from xfresearch.analysis.memories import applies as has_memory
-from xfresearch.analysis.memories import memories
-from xfresearch.analysis.norms import applies as has_keys
-from xfresearch.analysis.norms import norms
-from xfresearch.analysis.patching import applies as can_patch
-from xfresearch.analysis.patching import patching
-from xfresearch.analysis.recall import applies as continues_text
-from xfresearch.analysis.recall import recall
-from xfresearch.analysis.routing import applies as has_router
-from xfresearch.analysis.routing import routing
-from xfresearch.analysis.trace import applies as predicts_objects
-from xfresearch.analysis.trace import trace
-from xfresearch.analysis.tuned_lens import applies as has_one_stream
-from xfresearch.analysis.tuned_lens import tuned_lens
+from xfresearch.checkpoints.validity import not_finite
 from xfresearch.models.model_config import ModelConfig, second_stack
+from xfresearch.runtime import arguments
+from xfresearch.runtime.errors import UserError
 
 
 class Analysis(NamedTuple):
@@ -42,15 +26,31 @@ class Analysis(NamedTuple):
         return argument in inspect.signature(self.run).parameters
 
 
-ANALYSES = {
-    "attention": Analysis(attention, has_attention, "where heads look, and what their matrices do"),
-    "features": Analysis(features, has_taps, "sparse dictionaries of a tap: what they leave out, and what triggers them"),
-    "lens": Analysis(lens, predicts_tokens, "predictions after each layer, and which parts make the final one"),
-    "memories": Analysis(memories, has_memory, "triggers and values of every key of feed-forwards, experts and slots"),
-    "norms": Analysis(norms, has_keys, "angles to the ones vector, and keys that no query can select"),
-    "patching": Analysis(patching, can_patch, "which values carry the difference between two prompts", prompts=True),
-    "recall": Analysis(recall, continues_text, "which facts the model knows, in sentences of training and in others"),
-    "routing": Analysis(routing, has_router, "load, entropy, co-activation, specialisation and saturation of experts"),
-    "trace": Analysis(trace, predicts_objects, "which values a fact is recalled from: causal tracing"),
-    "tuned_lens": Analysis(tuned_lens, has_one_stream, "predictions after each layer, through trained translators"),
-}
+ANALYSES: dict[str, Analysis] = {}  # all are in it once xfresearch.analysis has been imported
+
+
+def analysis(lacks: Callable[[ModelConfig], str], about: str, prompts: bool = False) -> Callable[..., Any]:
+    """A decorator that puts a function (lm, ...) -> Result into the table. It raises UserError then for a model to which it
+    does not apply, for an argument that is not allowed (runtime/arguments.py), and for a model whose parameters are not all
+    finite."""
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(function)
+        def checked(lm: Any, *given: Any, **options: Any) -> Any:
+            if reason := row.applies(lm.config):
+                raise UserError(f"{function.__name__} does not apply to this model: {reason}")
+            arguments.check(inspect.signature(function).bind(lm, *given, **options).arguments)
+            require_finite(lm)
+            return function(lm, *given, **options)
+
+        row = ANALYSES[function.__name__] = Analysis(checked, lacks, about, prompts)
+        return checked
+
+    return decorate
+
+
+def require_finite(lm: Any) -> None:
+    """Raises UserError if a parameter is NaN or infinite: no figure of such a model means anything."""
+    if wrong := not_finite(lm.params):
+        at = f" at step {lm.step}" if lm.step else ""
+        raise UserError(f"the model has parameters{at} that are not finite numbers: {wrong[0]}")

@@ -17,8 +17,8 @@ Mass, entropy and margin are those of the statistics of training (models/feed_fo
 import jax
 import numpy as np
 
-from xfresearch.analysis.applies import only_if
 from xfresearch.analysis.passes import ROWS, about, by_layer, measure, rows, several, wide
+from xfresearch.analysis.registry import analysis
 from xfresearch.analysis.result import HeatMap, Result, Table
 from xfresearch.models.model_config import ModelConfig
 from xfresearch.models.sublayers import Sublayer
@@ -38,7 +38,7 @@ def applies(model: ModelConfig) -> str:
     return "" if chosen_by_tokens(model) else "its experts choose tokens"
 
 
-@only_if(applies)
+@analysis(applies, "load, entropy, co-activation, specialisation and saturation of experts")
 def routing(lm, data=None, count: int = ROWS, length: int = 0, seed: int = 0, corpora=(), against=None) -> Result:
     """The figures above of every layer with experts (N rows; if a layer has several mixtures, a row for each of them, which
     `mixtures` names), on `count` rows of `length` tokens of `data` (passes.rows).

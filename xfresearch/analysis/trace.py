@@ -31,8 +31,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from xfresearch.analysis.applies import only_if
 from xfresearch.analysis.prompts import Prompt, padded, prompt_of
+from xfresearch.analysis.registry import analysis
 from xfresearch.analysis.result import HeatMap, Result, Table
 from xfresearch.analysis.token_text import shown
 from xfresearch.analysis.tracing import Effects, effects, normal
@@ -57,7 +57,7 @@ def applies(model: ModelConfig) -> str:
     return "" if model.causal else "it predicts labels, not next tokens"
 
 
-@only_if(applies)
+@analysis(applies, "which values a fact is recalled from: causal tracing")
 def trace(
     lm, data=None, count: int = FACTS, window: int = 0, samples: int = SAMPLES, noise: float = NOISE, seed: int = 0
 ) -> Result:

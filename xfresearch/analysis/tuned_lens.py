@@ -14,9 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from xfresearch.analysis.applies import only_if
 from xfresearch.analysis.lens import FIGURES, by_depth
 from xfresearch.analysis.passes import about, batches, rows
+from xfresearch.analysis.registry import analysis
 from xfresearch.analysis.result import HeatMap, Result, Table
 from xfresearch.models.model_config import ModelConfig
 from xfresearch.models.stack import ends_with
@@ -36,7 +36,7 @@ def applies(model: ModelConfig) -> str:
     return "its final norm reads a second stream" if ends_with(model) else ""
 
 
-@only_if(applies)
+@analysis(applies, "predictions after each layer, through trained translators")
 def tuned_lens(lm, data=None, count: int = ROWS, length: int = 0, steps: int = STEPS, training=None) -> Result:
     """Trains the translators for `steps` batches of `training`, and measures on `count` rows of `length` tokens of `data`
     (passes.rows).
