@@ -201,7 +201,7 @@ ALLOWED = {
     "harness/tasks.py": "the package's own tasks, and task data that the user named",
     "data/text_sources.py": "Python's standard library",
     "data/corpus_files.py": "a corpus that the user named",
-    "data/facts.py": "facts that the user named",
+    "data/facts.py": "the package's own words, and facts that the user named",
     "data/download.py": "a download whose checksum is known",
     "data/packed.py": "an entry of the cache that it builds, or paths of files.inside",
     "runtime/compression.py": "a corpus that the user named, or paths of files.inside",

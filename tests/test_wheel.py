@@ -68,7 +68,8 @@ def test_it_has_every_file_of_the_package_and_the_configs(wheel):
     files = {*(ROOT / "xfresearch").rglob("*"), *(ROOT / "xfresearch" / "configs").rglob("*")}
     wanted = {file.relative_to(ROOT).as_posix() for file in files if file.is_file() and "__pycache__" not in file.parts}
     assert names == wanted
-    assert "xfresearch/configs/studies/w_o.py" in names and any(name.endswith(".jinja") for name in names)
+    assert {"xfresearch/configs/studies/w_o.py", "xfresearch/data/fact_words.toml"} <= names
+    assert any(name.endswith(".jinja") for name in names)
 
 
 def test_its_metadata_are_whole_and_its_requirements_are_those_of_the_files(wheel):

@@ -8,7 +8,6 @@ from functools import cache
 import pytest
 
 from xfresearch.config.options import DataConfig
-from xfresearch.data import fact_words
 from xfresearch.data.cache import digest
 from xfresearch.data.corpora import documents, open_corpus, splits
 from xfresearch.data.facts import (
@@ -16,6 +15,7 @@ from xfresearch.data.facts import (
     LISTS,
     PASSES,
     SECOND,
+    WORDS,
     Fact,
     FactSentences,
     consequences,
@@ -110,9 +110,9 @@ def all_subjects() -> str:
 @cache
 def without_second(line: str, subjects: str) -> str:
     """A sentence of the train split without the subject that it is not about. subjects: all of them, as a pattern."""
-    for frame in (*fact_words.AFTER, *fact_words.BEFORE):
+    for frame in (*WORDS["after"], *WORDS["before"]):
         pattern = re.escape(frame).replace(re.escape("{other}"), f"(?:{subjects})")
-        kept = "(.*)" if frame in fact_words.BEFORE else f"({subjects})"
+        kept = "(.*)" if frame in WORDS["before"] else f"({subjects})"
         line = re.sub(pattern.replace(re.escape("{}"), kept), r"\1", line)
     return line
 
@@ -179,7 +179,7 @@ def test_names_are_those_of_several_people_and_of_one_kind():
     assert len(people) == 120
     for part, people_of_a_name in enumerate((15, 3)):
         assert set(Counter(name.split()[part] for name in people).values()) == {people_of_a_name}
-    kinds = [name for names in ("CITIES", "COMPANIES", "COUNTRIES", "RIVERS") for name in getattr(fact_words, names)]
+    kinds = [name for names in ("cities", "companies", "countries", "rivers") for name in WORDS[names]]
     assert len(kinds) == len(set(kinds))
 
 
@@ -209,7 +209,7 @@ def test_relation_files_are_read(folder):
         ("Aa", "city mayor", "Xu"), ("Bb", "city mayor", "Yo"), ("Cc", "city mayor", "Xu"),
         ("Aa", "river", "Po"), ("Bb", "river", "Po"),
     ]  # fmt: skip
-    assert known[1].held_out == tuple(frame.replace("{}", "Bb is led by") for frame in fact_words.FRAMES)
+    assert known[1].held_out == tuple(frame.replace("{}", "Bb is led by") for frame in WORDS["frames"])
     assert "For the record: The mayor of Bb is" in known[1].prompts and len(known[1].prompts) == 8
     assert known[3].held_out == ("Aa is on the",) and known[4].held_out == ("Here is a fact: Bb is on the",)
     assert facts(f"{source}/b.json") == known[3:]

@@ -14,16 +14,18 @@ same templates in the train split, so a model that knows the fact and the relati
 
 import json
 import random
+import tomllib
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from xfresearch.data import fact_words as words
 from xfresearch.data.cache import digest
 from xfresearch.data.corpus_files import check_utf8
 from xfresearch.runtime.errors import UserError
 
+WORDS = tomllib.loads(Path(__file__).with_name("fact_words.toml").read_text("utf-8"))
+HEADQUARTERS = WORDS["cities"][::4]  # few, so that each has several companies
 SEED = 0
 PASSES = 4  # over the sentences of the train split, each in another order
 SENTENCES = (3, 9)  # of a document
@@ -135,7 +137,7 @@ class FactSentences:
 
 def _with_second(rng: random.Random, prompt: str, subject: str, other: str) -> str:
     """The prompt with a second subject, after its own or in front."""
-    frame = rng.choice((*words.AFTER, *words.BEFORE)).replace("{other}", other)
+    frame = rng.choice((*WORDS["after"], *WORDS["before"])).replace("{other}", other)
     if frame.startswith("{}"):
         return prompt.replace(subject, frame.replace("{}", subject), 1)
     return frame.replace("{}", prompt)
@@ -146,20 +148,20 @@ def _generated() -> list[Fact]:
     rng = random.Random(SEED)
     people = _people(rng)
     objects = {
-        "birth city": _dealt(rng, people, words.CITIES),
-        "profession": _dealt(rng, people, words.PROFESSIONS),
-        "instrument": _dealt(rng, people, words.INSTRUMENTS),
-        "language": _dealt(rng, people, words.LANGUAGES),
-        "employer": _dealt(rng, people, words.COMPANIES),
-        "country": _dealt(rng, words.CITIES, words.COUNTRIES),
-        "river": _dealt(rng, words.CITIES, words.RIVERS),
-        "headquarters": _dealt(rng, words.COMPANIES, words.HEADQUARTERS),
-        "product": _dealt(rng, words.COMPANIES, words.PRODUCTS),
+        "birth city": _dealt(rng, people, WORDS["cities"]),
+        "profession": _dealt(rng, people, WORDS["professions"]),
+        "instrument": _dealt(rng, people, WORDS["instruments"]),
+        "language": _dealt(rng, people, WORDS["languages"]),
+        "employer": _dealt(rng, people, WORDS["companies"]),
+        "country": _dealt(rng, WORDS["cities"], WORDS["countries"]),
+        "river": _dealt(rng, WORDS["cities"], WORDS["rivers"]),
+        "headquarters": _dealt(rng, WORDS["companies"], HEADQUARTERS),
+        "product": _dealt(rng, WORDS["companies"], WORDS["products"]),
     }
     for first, second, third in CHAINS:
         objects[third] = {subject: objects[second][middle] for subject, middle in objects[first].items()}
     facts = []
-    for relation, templates in words.TEMPLATES.items():
+    for relation, templates in WORDS["templates"].items():
         for number, (subject, object_) in enumerate(objects[relation].items()):
             # Two neighbours of the list: one has the subject at its start, the other one in the middle.
             held_out = {number % len(templates), (number + 1) % len(templates)}
@@ -169,8 +171,8 @@ def _generated() -> list[Fact]:
 
 def _people(rng: random.Random) -> list[str]:
     """Names of people. A first name is that of many people, a last name that of a few: a name needs both."""
-    last = rng.sample(words.LAST_NAMES, len(words.LAST_NAMES))
-    first = words.FIRST_NAMES
+    last = rng.sample(WORDS["last_names"], len(WORDS["last_names"]))
+    first = WORDS["first_names"]
     return [f"{first[(n + n // len(last)) % len(first)]} {last[n % len(last)]}" for n in range(PEOPLE)]
 
 
@@ -187,7 +189,7 @@ def _fact(subject: str, relation: str, object_: str, templates, held_out: set[in
 
 
 def _read(source: str) -> list[Fact]:
-    """The facts of relation files. Every template stands alone and in the frames of fact_words.FRAMES.
+    """The facts of relation files. Every template stands alone and in the frames of fact_words.toml.
 
     The held-out paraphrases of a fact are one template with all frames; of a relation with a single template, one frame."""
     path = Path(source).expanduser()
@@ -196,8 +198,8 @@ def _read(source: str) -> list[Fact]:
     facts = []
     for file in [path] if path.is_file() else sorted(path.glob("*.json")):
         relation, templates, pairs = _relation(file)
-        framed = [frame.replace("{}", template) for template in templates for frame in words.FRAMES]
-        group = len(words.FRAMES) if len(templates) > 1 else 1
+        framed = [frame.replace("{}", template) for template in templates for frame in WORDS["frames"]]
+        group = len(WORDS["frames"]) if len(templates) > 1 else 1
         for number, (subject, object_) in enumerate(pairs):
             first = number * group % len(framed)
             facts.append(_fact(subject, relation, object_, framed, set(range(first, first + group))))
