@@ -36,6 +36,14 @@ def test_variants(overrides):
     assert_exact(tiny_model("gpt2", **overrides), "fold_norm")
 
 
+@pytest.mark.parametrize("moe", [{"shared": 1}, {"expert": "gelu", "bias": "('experts',)"}], ids=("new", "one exists"))
+def test_experts_and_their_router_take_the_bias(moe):
+    """The router, each expert and the shared one get b W, and the last maps of experts a bias of 0."""
+    overrides = {f"model__blocks__main__feed_forward__moe__{key}": value for key, value in moe.items()}
+    lm = tiny_model("moe", model__blocks__main__norm_bias=True, **overrides)
+    assert assert_exact(lm, "fold_norm").blocks["main"].feed_forward.moe.bias == ("router", "experts")
+
+
 def test_some_layers_only():
     model = assert_exact(tiny_model("llama"), "fold_norm", layers=(0,))
     assert model.final_norm == "rms" and len(model.blocks) == 2
@@ -45,7 +53,11 @@ def test_some_layers_only():
     ("name", "overrides", "term"),
     [
         ("all_attention", {}, "norms.attention_post writes the residual stream"),
-        ("moe", {"model__blocks__main__norm_bias": True}, "the norm's bias has no place: .* of 'moe' has no bias"),
+        (
+            "gpt2",
+            {"model__blocks__main__attention__output_gate": "head"},
+            "the norm's bias has no place: gate of 'softmax' has no bias",
+        ),
         ("gpt2", {"model__embedding_norm": "layer"}, "embedding_norm reads the token's embedding plus position='learned'"),
         ("gpt2", NO_POSITION | {"model__embedding_norm": "dyt"}, "embedding_norm of kind 'dyt': tables are made"),
         ("gpt2", NO_POSITION | {"model__embedding_norm": "derf"}, "embedding_norm of kind 'derf': tables are made"),

@@ -86,10 +86,9 @@ def test_a_refusal_names_the_term(layout, options, term):
         surgery.fuse_output(in_layout(layout, **options))
 
 
-def test_experts_have_no_place_for_a_bias():
+def test_experts_and_their_router_take_the_bias():
     lm = tiny_model("moe", **{BLOCK + "layout": "no_residual_between", BLOCK + "attention__bias": "('output',)"})
-    with pytest.raises(surgery.Refused, match="layer 0: b_O W_1 has no place: up of 'moe' has no bias"):
-        surgery.fuse_output(lm)
+    assert assert_exact(lm, "fuse_output").blocks["main"].feed_forward.moe.bias == ("router", "experts")
 
 
 def test_the_certificate_is_exact():

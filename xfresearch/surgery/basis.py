@@ -23,7 +23,6 @@ import numpy as np
 from xfresearch.config.fields import with_values
 from xfresearch.models.block_config import BlockConfig
 from xfresearch.models.connections.connection import ONE
-from xfresearch.models.feed_forwards.dense import DenseConfig
 from xfresearch.models.layouts import LAYOUTS
 from xfresearch.models.linear_terms import LinearTerm
 from xfresearch.models.mixers.softmax.config import SoftmaxConfig
@@ -171,7 +170,7 @@ def _check_shift(network: Network, layers, name: str) -> None:
 
 
 def _dense(block: BlockConfig) -> list[str]:
-    return [name for name, options in block.sublayers.items() if isinstance(options, DenseConfig)]
+    return [name for name, options in block.sublayers.items() if "down" in options.bias_places]
 
 
 def _with_down_bias(block: BlockConfig) -> BlockConfig:
@@ -208,7 +207,7 @@ def _read(
             if shifted:
                 shift_D = np.broadcast_to(_shift(network, number, name), len(basis_DD))
                 add_bias(new, term.bias, -np.tensordot(shift_D, new[term.kernel], (0, at)))
-    return with_all_biases(new, *_dense(network.layers[number].block)) if shifted else new
+    return with_all_biases(new, network.terms(number, *_dense(network.layers[number].block))) if shifted else new
 
 
 def _write(network: Network, number: int, params: Params, terms: list[LinearTerm], name: str, shifted: bool) -> Params:
@@ -219,7 +218,7 @@ def _write(network: Network, number: int, params: Params, terms: list[LinearTerm
         new[path] = params[path] @ basis_DD
     if shifted:
         last = LAYOUTS[network.layers[number].block.layout].branches[-1].name
-        new = with_all_biases(new, last)
+        new = with_all_biases(new, network.terms(number, last))
         new[f"{last}/down/bias"] = new[f"{last}/down/bias"] + shift
     return new
 

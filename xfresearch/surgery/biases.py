@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from xfresearch.models.linear_terms import LinearTerm
 from xfresearch.models.sublayer import SublayerConfig
 from xfresearch.surgery.network import Params
 from xfresearch.surgery.refused import Refused, refuse_unless
@@ -22,11 +23,11 @@ def check_places(options: SublayerConfig, parts: set[str], what: str) -> None:
         raise Refused(f"{what} has no place: {refused}") from refused
 
 
-def with_all_biases(params: Params, *sublayers: str) -> Params:
-    """The parameters with all biases of these dense feed-forward layers, which have either all or none. New ones are 0."""
-    kernels = [path for path in params if path.split("/")[0] in sublayers and path.endswith("/kernel")]
-    zero = {path.removesuffix("kernel") + "bias": np.zeros(params[path].shape[-1]) for path in kernels}
-    return zero | params
+def with_all_biases(params: Params, terms: list[LinearTerm]) -> Params:
+    """The parameters with the biases of all linear terms of feed-forward layers, of which one that has a bias makes the
+    others have one. New ones are 0. Those of experts are [E, F] or [E, D]."""
+    kernels = {term.bias: params[term.kernel] for term in terms if term.bias}
+    return {path: np.zeros((*kernel.shape[:-2], kernel.shape[-1])) for path, kernel in kernels.items()} | params
 
 
 def add_bias(params: Params, path: str, value: np.ndarray) -> None:

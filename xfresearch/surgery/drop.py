@@ -55,8 +55,7 @@ DROP_QUERY, DROP_KEY, DROP_VALUE = (_conversion(name) for name in ("query", "key
 DROP_OUTPUT = Conversion(
     name="drop_output",
     about="W_O into W_1 of a layer without a skip or a norm between them",
-    conditions="nothing between W_O and W_1, and as many numbers in the heads as in the model; no bias of the output before "
-    "experts",
+    conditions="nothing between W_O and W_1, and as many numbers in the heads as in the model",
     broken="with the rows of W_O in reverse order",
     convert=without_output,
 )

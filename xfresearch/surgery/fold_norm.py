@@ -32,7 +32,7 @@ from xfresearch.models.mixers.softmax.config import SoftmaxConfig
 from xfresearch.models.norms import WITH_ALPHA, NormSpec
 from xfresearch.surgery.biases import add_bias, check_places, with_all_biases, with_biases
 from xfresearch.surgery.conversion import Conversion
-from xfresearch.surgery.network import Network, Params
+from xfresearch.surgery.network import Network, Params, names_of
 from xfresearch.surgery.refused import refuse_unless
 from xfresearch.surgery.stream_maps import readers
 from xfresearch.surgery.untie import untied
@@ -159,7 +159,8 @@ def _folded(network: Network, number: int, block: BlockConfig, params: Params, n
             for at in () if broken else term.reads:
                 kernel = kernel * gain_D.reshape([-1 if axis == at else 1 for axis in range(kernel.ndim)])
             new[term.kernel] = kernel
-    return with_all_biases(new, *(name for name in block.sublayers if f"{name}/up/bias" in needed))
+    biased = {path.split("/")[0] for path in needed} & {*names_of(block, "feed_forward")}
+    return with_all_biases(new, network.terms(number, *biased))
 
 
 def _into_head(network: Network, broken: bool) -> Network:

@@ -3,8 +3,8 @@
     (o W_O + b_O) W_1 + b_1 = o (W_O W_1) + (b_O W_1 + b_1)        o: the heads
 
 This is exact if W_1 reads o W_O and nothing else does: the layout 'no_residual_between', which becomes 'fused_output'. W_1
-is every matrix that reads the input of the feed-forward layer: W_up, and W_gate or a router where there is one. Experts
-have no bias, so there b_O must be 0.
+is every matrix that reads the input of the feed-forward layer: W_up, and W_gate or a router where there is one, those of
+each expert with its own bias.
 
 In every other layout another term stands between the two matrices, and W_O is not redundant:
 
@@ -60,19 +60,25 @@ def check(network: Network, number: int) -> None:
     wide = a.slots and wide_slots(a)
     refuse_unless(not wide, f"{where}: W_1 reads o W_O + f(x k^T + b) v: the slots are added after W_O")
     if output_bias(params).any():
-        check_places(getattr(block, _pair(block)[1].name), {"up"}, f"{where}: b_O W_1")
+        reader = _pair(block)[1].name
+        check_places(getattr(block, reader), _parts(readers(network, number, reader)), f"{where}: b_O W_1")
 
 
 def fused(network: Network, layers, broken: bool, with_options: Callable[..., BlockConfig]) -> Network:
     """The network with W_O W_1. with_options(block, **options of the two sublayers) is the new block."""
     network = network.without_dropout(layers)  # of o W_O before, of o after
-    biased = {network.layers[n].block for n in layers if output_bias(network.inside(network.only("mixer", n))).any()}
-    terms = {n: readers(network, n, _pair(network.layers[n].block)[1].name) for n in layers}
+    terms = {n: network.terms(n, _pair(network.layers[n].block)[1].name) for n in layers}
+    biased = [n for n in layers if output_bias(network.inside(network.only("mixer", n))).any()]
+    parts = {network.layers[n].block: _parts([term for term in terms[n] if term.reads]) for n in biased}
     return network.change(
         layers,
-        lambda block: with_options(block, **_without_output(block, block in biased)),
-        lambda number, block, params: _into_first(block, params, terms[number], block in biased, broken),
+        lambda block: with_options(block, **_without_output(block, parts.get(block, set()))),
+        lambda number, block, params: _into_first(block, params, terms[number], block in parts, broken),
     )
+
+
+def _parts(terms: list[LinearTerm]) -> set[str]:
+    return {term.part for term in terms}
 
 
 def _pair(block: BlockConfig) -> tuple[Branch, Branch]:
@@ -132,35 +138,34 @@ def output_bias(params: Params) -> np.ndarray:
     return params.get("output/bias", np.zeros(1))
 
 
-def _without_output(block: BlockConfig, biased: bool) -> dict:
-    """The options of the two sublayers with W_O W_1, and with a place for b_O W_1 if there is one."""
+def _without_output(block: BlockConfig, parts: set[str]) -> dict:
+    """The options of the two sublayers with W_O W_1, and with biases on these parts of W_1, which take b_O W_1."""
     mixer, reader = (branch.name for branch in _pair(block))
     a, feed_forward = getattr(block, mixer), getattr(block, reader)
     if hasattr(a, "output"):
         a = replace(a, output="identity", bias=tuple(name for name in a.bias if name != "output"))
-    return {mixer: a, reader: with_biases(feed_forward, {"up"}) if biased else feed_forward}
+    return {mixer: a, reader: with_biases(feed_forward, parts) if parts else feed_forward}
 
 
 def _into_first(block: BlockConfig, params: Params, terms: list[LinearTerm], biased: bool, broken: bool) -> Params:
     """The parameters with W_O W_1, where W_O has one row for each number of the heads."""
-    mixer, reader = (branch.name for branch in _pair(block))
+    mixer = _pair(block)[0].name
     old = inside(params, mixer)
     kernel = old["output/kernel"]
     output_OD = kernel.reshape(-1, kernel.shape[-1])
     new = put(params, mixer, {path: value for path, value in old.items() if not path.startswith("output/")})
-    for term in terms:
+    for term in (term for term in terms if term.reads):
         kernel = params[term.kernel]
         new[term.kernel] = product(output_OD[::-1] if broken else output_OD, kernel, term.reads[0])
         if biased:
             add_bias(new, term.bias, np.broadcast_to(output_bias(old), output_OD.shape[1]) @ kernel)
-    return with_all_biases(new, reader) if biased else new
+    return with_all_biases(new, terms) if biased else new
 
 
 FUSE_OUTPUT = Conversion(
     name="fuse_output",
     about="W_O W_1 as one matrix, where W_1 reads o W_O and nothing else",
-    conditions="layout 'no_residual_between' with a matrix W_O, without slots of the model's width; no bias of the output "
-    "before experts",
+    conditions="layout 'no_residual_between' with a matrix W_O, without slots of the model's width",
     broken="with the rows of W_O in reverse order",
     convert=convert,
 )

@@ -123,6 +123,14 @@ class MoeFeedForwardConfig(GatedHidden, HiddenOptions):
         return self.moe
 
     @property
+    def bias_places(self) -> tuple[str, ...]:
+        return ("router", "experts", "shared") if self.moe.shared else ("router", "experts")
+
+    def with_biases(self, parts: set[str]) -> "MoeFeedForwardConfig":
+        wanted = {"experts" if part == "shared" else part for part in parts} | {*self.moe.bias}
+        return replace(self, moe=replace(self.moe, bias=tuple(name for name in BIASES if name in wanted)))
+
+    @property
     def words(self) -> str:
         moe = self.moe
         each = f"{ACTIVATIONS[moe.expert].title} {self.hidden}"
