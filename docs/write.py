@@ -22,14 +22,10 @@ SITE = re.compile(r"norms\.(\w+)\.")
 NUMBERED = re.compile(r"\.feed_forward_\d\.")
 DEFAULTS = "## Defaults\n\n"
 TABLE = "# Every variant\n\nEach is a `--config`; [variants](../../variants.md) says how to use it.\n\n"
-FLAGS_TITLE = """
-### Flags of XLA and NCCL
+FLAGS_TITLE = """# Flags of XLA and NCCL
 
-Each command sets these before JAX starts, if the machine has such chips (`xfresearch/runtime/xla_flags.py`), and training
-prints them. A flag that you set yourself stays: `XLA_FLAGS=--xla_gpu_enable_latency_hiding_scheduler=false`, and so do
-variables of NCCL. A flag that the installed jaxlib or libtpu does not have is left out with a warning. They may change how
-fast a run is, and how its sums are rounded; a run on other chips resumes, as always. None was measured here: no machine with
-several accelerators was at hand.
+How they are set, and how you set others: [kernels](../../kernels.md#flags-of-xla-and-nccl). None was measured here, as no
+machine with several accelerators was at hand.
 
 | variable | flag | where | what for | source |
 |---|---|---|---|---|
@@ -119,11 +115,16 @@ def kernels() -> str:
     parts.append("\n### Kernels of ours\n\n| kernel | chosen by | libraries have | why it stays |\n|---|---|---|---|\n")
     parts += [f"| {name} | {own.chosen} | {own.libraries} | {own.reason} |\n" for name, own in OWN.items()]
     parts += ["\nChosen by name only:\n\n", *(f"- `{name}`: {reason}\n" for name, reason in BY_NAME.items())]
-    parts.append(FLAGS_TITLE)
+    return _before("kernels.md", DEFAULTS) + DEFAULTS + "".join(parts)
+
+
+def flags() -> str:
+    """docs/data/tables/flags.md: the flags that commands set for several accelerators."""
+    parts = [FLAGS_TITLE]
     for row in xla_flags.TABLE:
         where = ", ".join(row.chips).replace("GPUs", "several GPUs")
         parts.append(f"| {row.variable} | `{row.text}` | {where} | {row.purpose} | {row.source}; {row.measured} |\n")
-    return _before("kernels.md", DEFAULTS) + DEFAULTS + "".join(parts)
+    return "".join(parts)
 
 
 def variants() -> str:
@@ -382,7 +383,7 @@ PAGES = {
 PAGES |= {"data/tables/keys.md": keys, "data/tables/variants.md": variants, "data/tables/conversions.md": outcomes}
 PAGES |= {"data/tables/plans.md": every_plan, "data/tables/analyses.md": applies}
 PAGES |= {"data/tables/rooms.md": rooms.page, "data/tables/edits.md": edits, "data/tables/runs.md": of_studies}
-PAGES |= {"data/tables/measurements.md": measured.measurements}
+PAGES |= {"data/tables/measurements.md": measured.measurements, "data/tables/flags.md": flags}
 PAGES |= {"../xfresearch/run/keys.json": lambda: json.dumps(known_keys.tree_of(Config()), indent=1) + "\n"}
 PAGES |= {f"questions/{page}.md": partial(question, page) for page in studies.ANSWERS}
 PAGES |= {"questions/answers.svg": studies.answers}

@@ -139,6 +139,13 @@ def test_reports_of_studies_are_those_of_their_results(file):
     assert (file.parent / "report.md").read_text() == report.markdown(read_object(file)), "run `make studies`"
 
 
+def test_every_page_begins_with_its_title_and_a_paragraph():
+    """A page that is written in part by `make docs` keeps what people have written before that part."""
+    for page in PAGES:
+        title, empty, paragraph, *_ = page.read_text().splitlines()
+        assert title.startswith("# ") and not empty and paragraph[:1] not in ("", "#", "|", "!", "`"), page
+
+
 def test_no_page_has_a_section_twice():
     for page in PAGES:
         titles = re.findall(r"^## .*$", FENCE.sub("", page.read_text()), re.M)
