@@ -1,10 +1,10 @@
 """Tasks at which small models differ, with data that do not end: docs/playground.md.
 
 playground:TASK         the sizes, batch and schedule of the paper: depo, depo2, brevo, brevo2, mano, lano, capo, recall
-playground:TASK_small   an easier task and a model that learns it in minutes on two cores
+playground:TASK_small   an easier task and a model of two to four layers, for minutes on two cores
 playground:tiny         recall of a few pairs, runs in less than a minute on two cores
 
-The model is Llama's block with 12 layers of width 768, or 2 of width 64: it is what a study changes.
+The model is Llama's block with 12 layers of width 768, or 2 to 4 of width 64: it is what a study changes.
 """
 
 from typing import NamedTuple
@@ -20,6 +20,7 @@ class Run(NamedTuple):
     steps: int
     rate: float
     decay: float = 0.03
+    depth: int = 2  # of the small model
 
 
 PUBLISHED = {
@@ -33,11 +34,11 @@ PUBLISHED = {
     "recall": Run("recall:keys=4096,values=4096,pairs=64", 512, 64, 100_000, 1e-3, 0.1),
 }
 SMALL = {
-    "depo": Run("depo:nodes=8,hops=2,queries=4,symbols=16,longest_word=1", 33, 64, 1000, 3e-3),
+    "depo": Run("depo:nodes=6,hops=2,queries=6,symbols=12,longest_word=1,separator=True", 43, 64, 6000, 2e-3, depth=4),
     "brevo": Run("brevo:nodes=6", 40, 64, 1000, 3e-3),
-    "mano": Run("mano:operations=2,modulus=7", 32, 64, 1000, 3e-3),
+    "mano": Run("mano:operations=2,modulus=5", 32, 64, 4000, 4e-3, depth=3),
     "lano": Run("lano:depth=3", 64, 32, 500, 3e-3),
-    "capo": Run("capo:people=500", 72, 64, 200, 3e-3),
+    "capo": Run("capo:people=500", 72, 64, 800, 3e-3),  # 400 exposures
     "recall": Run("recall:keys=32,values=32,pairs=8", 40, 64, 1000, 3e-3),
 }
 TINY = Run("recall:keys=8,values=8,pairs=2", 8, 64, 60, 1e-2)
@@ -62,7 +63,7 @@ def get_config(name: str = "depo"):
         config.evaluation.sequences = config.evaluation.final_sequences = 512
     else:
         if name != "tiny":
-            model.width, block.attention.heads = 64, 2
+            model.width, model.depth, block.attention.heads = 64, run.depth, 2
         optimizer.warmup, optimizer.schedule, optimizer.final_fraction = min(50, run.steps // 5), "linear", 0.0
         config.checkpoint.every, config.evaluation.every = 1000, max(run.steps // 10, 15)
         config.evaluation.sequences, config.evaluation.final_sequences = 256, 1024

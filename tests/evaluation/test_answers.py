@@ -113,6 +113,9 @@ def test_generated_answers_are_accepted(monkeypatch, corpus, length):
     assert result["accepted"] == 0.5 and ("divergence" in result) == corpus.startswith("lano")
     assert [rows for _, rows in generated.asked] == [64, 64]
     assert {sampling.temperature for sampling, _ in generated.asked} == {split.data_set.temperature}
+    # The wrong answers never end, which is enough.
+    monkeypatch.setattr(type(split.data_set), "accepts", lambda *_: True)
+    assert figures(corpus, length, 70)["accepted"] == 0.5
 
 
 def test_own_figures_need_the_data_set():

@@ -11,7 +11,7 @@ from xfresearch.config.objectives import OBJECTIVES
 class DataConfig:
     corpus: tuple[str, ...] = option(
         ("python_stdlib",),
-        "corpora: NAME, NAME:PATH or the PATH of text files, or a single data set with labels (majority, recall)",
+        "corpora: NAME, NAME:PATH or the PATH of text files, or a single data set with labels (docs/playground.md)",
     )
     objective: Any = choice(OBJECTIVES, "next", "what a model predicts, and from what (docs/objectives.md)")
     weights: tuple[float, ...] = option((), "share of sequences from each corpus; () for equal shares")

@@ -40,15 +40,19 @@ def words_of(tokens: list[int], symbols: int) -> list[tuple]:
     return split
 
 
-@pytest.mark.parametrize("shortest, longest, symbols", [(1, 2, 5), (5, 7, 3)])
-def test_depo_answers_lie_on_the_cycle(shortest, longest, symbols):
+@pytest.mark.parametrize("shortest, longest, symbols, separator", [(1, 2, 5, False), (5, 7, 3, False), (1, 2, 5, True)])
+def test_depo_answers_lie_on_the_cycle(shortest, longest, symbols, separator):
     corpus = f"depo:nodes=9,hops=6,queries=4,symbols={symbols},shortest_word={shortest},longest_word={longest}"
+    corpus += f",separator={separator}"
     hop, mark, length = 2 * symbols + 1, 2 * symbols + 7, open_data_set(corpus, 999).longest(0) + 1
     sizes, asked = Counter(), {"train": Counter(), "validation": Counter()}
     for split in asked:
         for tokens, answers in samples(corpus, split, length):
             questions = [at for at, token in enumerate(tokens) if hop <= token < mark]
-            words = words_of(tokens[1 : questions[0]], symbols)
+            edges = tokens[1 : questions[0]]
+            assert separator == (edges[0] == mark + 1)
+            words = words_of([token for token in edges if token != mark + 1], symbols)
+            assert edges.count(mark + 1) == (len(words) // 2 if separator else 0)
             after = dict(zip(words[::2], words[1::2], strict=True))
             assert len(after) == len(words) // 2 and all(shortest <= len(word) <= longest for word in words)
             sizes[split, len(after)] += 1

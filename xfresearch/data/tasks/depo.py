@@ -5,7 +5,8 @@ words. A question is a token for k, the word, the answer mark, and the k-th word
 training n has the law of number_of_nodes and k is uniform from 1 to `hops`; held-out cycles have `nodes` words, and k
 is a power of 2 or `hops` itself. Difficulty is k.
 
-Tokens: 0 begins a sample; 1 to 2 m are those of words; then one for each k; then the answer mark. The paper's Depo1 has
+Tokens: 0 begins a sample; 1 to 2 m are those of words; then one for each k; then the answer mark; then, if edges have one,
+the separator, which the published code can write and the paper does not use. The paper's Depo1 has
 N = 225, 300 or 375 words of 1 to 2 tokens (m = 50), its Depo2 N = 75, 100 or 125 of 5 to 7 (m = 4, in its code 3).
 """
 
@@ -29,10 +30,11 @@ class Depo(Task):
     symbols: int = option(50, "symbols m of words", low=1)
     shortest_word: int = option(1, "fewest tokens of a word", low=1)
     longest_word: int = option(2, "most tokens of a word", low=1)
+    separator: bool = option(False, "a token before each edge: it tells its two words apart, which is hard for small models")
 
     @property
     def vocab_size(self) -> int:
-        return self.mark + 1
+        return self.mark + 1 + self.separator
 
     @property
     def mark(self) -> int:
@@ -40,7 +42,8 @@ class Depo(Task):
         return 1 + 2 * self.symbols + self.hops
 
     def longest(self, length: int) -> int:
-        return 1 + 2 * self.nodes * self.longest_word + min(self.nodes, self.queries) * (2 * self.longest_word + 2)
+        of_edge, of_question = 2 * self.longest_word + self.separator, 2 * self.longest_word + 2
+        return 1 + self.nodes * of_edge + min(self.nodes, self.queries) * of_question
 
     def check(self, length: int) -> None:
         require_words("depo", self.nodes, self.symbols, self.shortest_word, self.longest_word)
@@ -50,9 +53,9 @@ class Depo(Task):
         n = self.nodes if held_out else number_of_nodes(rng, self.nodes)
         cycle = words(rng, n, self.symbols, self.shortest_word, self.longest_word)
         asked = [2**i for i in range(self.hops.bit_length()) if 2**i < self.hops] + [self.hops]
-        tokens, answers = [BEGIN], []
+        tokens, answers, before = [BEGIN], [], (self.mark + 1,) * self.separator
         for at in rng.sample(range(n), n):
-            tokens += cycle[at] + cycle[(at + 1) % n]
+            tokens += before + cycle[at] + cycle[(at + 1) % n]
         for at in rng.sample(range(n), min(n, self.queries)):
             k = rng.choice(asked) if held_out else rng.randint(1, self.hops)
             answer = cycle[(at + k) % n]

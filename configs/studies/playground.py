@@ -1,0 +1,68 @@
+"""Published orders of architectures on tasks whose data do not end (docs/playground.md): do small models reproduce them?
+
+playground             recall: attention, a window, lambda layers with a small state
+playground:mano        values of expressions: rotary positions, no positions
+playground:capo        bits about people: with feed-forward layers, and without
+
+Each has 10 to 15 runs of 1 to 8 TFLOPs."""
+
+from xfresearch.configs.studies import common
+from xfresearch.configs.studies.common import block
+
+WINDOW = block("attention.window=8")
+LAMBDA = ("model.position=none", *block("attention.kind=lambda", "attention.lambdas.window=0"))
+
+
+def get_config(size: str = "full"):
+    study = common.base(size, sizes=(*common.SIZES, "mano", "capo"))
+    study.seeds, study.rate_runs, study.extensions = 3, 1, 1
+    study.metric, study.margin, study.deviation, study.probes = "accuracy", 0.02, 0.02, ("hardest",)
+    study.match, study.solve, study.more_sizes, study.tune_at = "tokens", "", {}, ()
+    task = "recall" if size in common.SIZES else size
+    study.base, study.sizes = f"playground:{task}_small", {"small": ()}
+    study.options = ()
+    study.rates = (2e-3, 4e-3)
+    {"recall": _recall, "mano": _mano, "capo": _capo}[task](study)
+    if size == "tiny":
+        study.base, study.sizes = "playground:tiny", {"tiny": ()}
+        study.rates, study.extensions, study.seeds, study.tiny = (1e-2, 3e-2), 0, 2, True
+    return study
+
+
+def _recall(study) -> None:
+    study.question = "Does a model with a small state, or with a short window, recall fewer pairs than attention?"
+    study.rule = (
+        "It does, as in figure 2 of Arora et al. 2023, if the verdict is 'worse'. A window of 8 of the 40 tokens reaches "
+        "16 in two layers; a lambda layer with keys of size 4 holds 4 x 32 numbers for all 8 pairs."
+    )
+    study.baseline = "attention"
+    study.arms = {
+        "attention": (),
+        "window": WINDOW,
+        "lambda": (*LAMBDA, *block("attention.lambdas.key_size=4")),
+    }
+
+
+def _mano(study) -> None:
+    study.question = "Does a model without positions compute fewer expressions than one with RoPE?"
+    study.rule = (
+        "It does if the verdict is 'worse'. If the baseline is at chance, 0.2, the task does not separate. Causal attention "
+        "can tell positions apart without being given them, but in Allen-Zhu 2025 it is behind RoPE on all tasks unless "
+        "each layer has a short convolution."
+    )
+    study.options, study.baseline = ("steps=3000",), "rope"
+    study.arms = {"rope": (), "no_position": block("attention.position=none")}
+
+
+def _capo(study) -> None:
+    study.question = "Do feed-forward layers store facts that attention alone does not, at 100 exposures?"
+    study.rule = (
+        "They do if the verdict on attention_only, which has as many parameters, is 'worse' by the loss of names and facts. "
+        "Bits per parameter are a linear function of it. Allen-Zhu and Li 2024 find less than two thirds of the "
+        "capacity without feed-forward layers at 100 exposures, and no loss at 1,000."
+    )
+    study.options = ("steps=200", "evaluation.every=20", "optimizer.warmup=40")  # 100 exposures
+    study.metric, study.margin, study.probes = "loss", 0.05, ("bits_per_parameter",)
+    study.baseline = "feed_forward"
+    study.arms = {"feed_forward": (), "attention_only": block("layout=attention_only")}
+    study.match, study.solve_in = "parameters", {"attention_only": "model.depth"}
