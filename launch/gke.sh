@@ -17,6 +17,8 @@
 #   --build              first build the image from this checkout and push it
 #   --env NAME,...       variables of this shell that COMMAND gets. Who may read the cluster's jobs can read them: for a
 #                        secret, use a manifest with secretKeyRef (launch/gke.yaml)
+#   --ramdisk NAME       mount the RAM disk of the nodes at /NAME, for emergency checkpoints (docs/launch.md), on a cluster
+#                        that `xpk cluster create --enable-mtc` made
 #   --max-restarts N     (default: 10)
 #   --join-timeout S     seconds that processes wait for each other, e.g. for the machines of another slice (default: 3600)
 #   --wait               wait for the end; exit code 0 if the job finished, otherwise XPK's (125: the job failed)
@@ -28,7 +30,7 @@ set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 declare -A option=([cluster]='' [workload]='' [tpu-type]='' [gpu-type]='' [image]='' [slices]=1 [nodes]=1 [zone]=''
-  [project]='' [create]='' [build]=no [env]='' [max-restarts]=10 [join-timeout]=3600 [wait]=no [dry-run]=no)
+  [project]='' [create]='' [build]=no [env]='' [ramdisk]='' [max-restarts]=10 [join-timeout]=3600 [wait]=no [dry-run]=no)
 parse "$@"
 ((${#arguments[@]} == 0)) || fail "${arguments[0]}: unexpected argument; write the command after --"
 name='[a-z]([-a-z0-9]{0,38}[a-z0-9])?'
@@ -49,6 +51,7 @@ require slices '[1-9][0-9]*' "a number of slices, 1 or more"
 require nodes '[1-9][0-9]*' "a number of nodes, 1 or more"
 require zone '([a-z]+-[a-z]+[0-9]+-[a-z])?' "a zone such as europe-west4-b"
 require create '(spot|on-demand|flex|reservation=[^ ]+)?' "spot, on-demand, flex or reservation=NAME"
+require ramdisk '([a-z][-a-z0-9]*)?' "the name of a directory, such as memory"
 for name in max-restarts join-timeout; do require "$name" "$number" "a number, 0 or more"; done
 require_variables
 check_job
@@ -76,6 +79,8 @@ require_program xpk
 [[ ${option[build]} == no ]] || require_program docker # checked before the cluster is created
 image=$(image_name)
 
+ramdisk=()
+[[ -z ${option[ramdisk]} ]] || ramdisk=(--ramdisk-directory "${option[ramdisk]}")
 location=(--cluster "${option[cluster]}")
 [[ -z ${option[zone]} ]] || location+=(--zone "${option[zone]}")
 [[ -z ${option[project]} ]] || location+=(--project "${option[project]}")
@@ -115,6 +120,6 @@ replace_ended
 # its chips the command fails; it does not run on the CPU. XPK restarts after 42 and 127 to 255 by itself; 1 and 75 may
 # pass, too (docs/launch.md). No terminal: XPK must not ask.
 run xpk workload create "${location[@]}" --workload "${option[workload]}" "${machines[@]}" --docker-image "$image" \
-  "${environment[@]}" --max-restarts "${option[max-restarts]}" --restart-on-exit-codes 1,75 \
+  "${environment[@]}" "${ramdisk[@]}" --max-restarts "${option[max-restarts]}" --restart-on-exit-codes 1,75 \
   --termination-grace-period-seconds 120 --command "$command" </dev/null
 [[ ${option[wait]} == no ]] || run xpk workload list "${location[@]}" --wait-for-job-completion "${option[workload]}"

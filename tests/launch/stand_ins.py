@@ -33,7 +33,8 @@ FLAGS = {
     "--reservation",
     "xpk cluster delete": f"{PLACE} --cluster",
     "xpk workload create": f"{PLACE} --cluster --workload --tpu-type --device-type --num-slices --num-nodes --docker-image "
-    "--env --env-file --command --max-restarts --termination-grace-period-seconds --restart-on-exit-codes",
+    "--env --env-file --command --max-restarts --termination-grace-period-seconds --ramdisk-directory "
+    "--restart-on-exit-codes",
     "xpk workload list": f"{PLACE} --cluster --wait-for-job-completion --filter-by-job",
     "xpk workload delete": f"{PLACE} --cluster --workload --force",
     "kubectl apply": "-f",

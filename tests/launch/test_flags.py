@@ -144,6 +144,7 @@ def test_every_flag_that_local_sh_adds_exists(launcher):
         ("gke.sh", f"{GKE} --nodes 2 {TRAIN}", "--nodes='2'.* give --slices"),
         ("gke.sh", f"{GKE} --build {TRAIN}", "--image='x:1' is not allowed with --build"),
         ("gke.sh", f"{GKE} --tpu-type h100 {TRAIN}", "--tpu-type='h100'"),
+        ("gke.sh", f"{GKE} --ramdisk /memory {TRAIN}", "--ramdisk='/memory' is not allowed"),
         ("gke.sh", f"{GKE} --tpu-type v6e-x {TRAIN}", "--tpu-type='v6e-x'"),
         ("gke.sh", f"{GKE} --image= {TRAIN}", "--image=''"),
         ("slurm.sbatch", f"--nodes two {TRAIN}", "--nodes='two'"),

@@ -19,6 +19,7 @@ TABLE += "4                         0                  {:8}   a message of words
     "options, programs",
     [
         ("", ["xpk workload list", "xpk workload create"]),
+        ("--ramdisk memory", ["xpk workload list", "xpk workload create"]),
         ("--slices 4 --max-restarts 3 --zone us-east5-b --project p", ["xpk workload list", "xpk workload create"]),
         (
             "--create spot --build --image registry/x",
@@ -73,6 +74,12 @@ def test_faults_that_may_pass_restart_the_job_and_slices_wait_for_each_other(lau
 def test_the_cluster_has_the_requested_capacity(launcher, capacity):
     done = launcher.run("gke.sh", "--dry-run", *JOB, "--create", capacity, *TRAIN)
     assert done.stdout.startswith("xpk cluster create ") and f" --{capacity}\n" in done.stdout
+
+
+def test_the_ram_disk_of_the_nodes_is_mounted_for_emergency_checkpoints(launcher):
+    launcher.run("gke.sh", *JOB, "--ramdisk", "memory", *TRAIN, "--config.checkpoint.emergency=/memory")
+    call = launcher.calls[-1]
+    assert call[:3] == ["xpk", "workload", "create"] and call[call.index("--ramdisk-directory") + 1] == "memory"
 
 
 def test_the_command_arrives_unchanged_behind_the_entry_point(launcher):
