@@ -1,6 +1,6 @@
 """Letters, and then the same letters in the order of the alphabet, by an encoder and a decoder.
 
-sort         1.3 M parameters; some minutes on two cores
+sort         1.0 M parameters; some minutes on two cores
 sort:tiny    runs in less than a minute on two cores
 """
 
