@@ -5,6 +5,7 @@ import dataclasses
 import importlib
 import inspect
 import pkgutil
+from collections import Counter
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -38,6 +39,10 @@ ORDER = (
     {"runtime", "xfresearch"},
 )
 LEVELS = {room: level for level, group in enumerate(ORDER) for room in group}
+# Names of files that several packages have: they play the same role there, or are about the same thing.
+SHARED_NAMES = {"attention", "config", "cross_entropy", "generating", "grouped_matmul", "held_out", "llama2c", "loading"}
+SHARED_NAMES |= {"loop", "memories", "norms", "options", "panel", "positions", "recall", "registry", "report", "rope"}
+SHARED_NAMES |= {"routing", "tasks"}
 MOST_ROOMS = 36
 MOST_LINES, MOST_OPTIONS = 400, 15
 
@@ -96,6 +101,11 @@ def test_files_are_short():
     lengths = {str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in FILES.values()}
     lengths |= {str(p.relative_to(ROOT)): len(p.read_text().splitlines()) for p in (ROOT / "tests").rglob("*.py")}
     assert not {name: lines for name, lines in lengths.items() if lines > MOST_LINES}
+
+
+def test_files_of_one_name_do_not_do_different_things():
+    names = Counter(path.stem for name, path in FILES.items() if path.stem != "__init__" and room(name) != "configs")
+    assert {name for name, count in names.items() if count > 1} <= SHARED_NAMES  # else give the new file another name
 
 
 def dataclasses_of_options() -> set[type]:

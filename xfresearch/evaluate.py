@@ -155,7 +155,7 @@ def evaluate_steps(lm, workdir, data, options, mesh=None) -> list[dict]:
     from xfresearch.checkpoints.validity import Unusable
     from xfresearch.evaluation import answers
     from xfresearch.evaluation.kept import Kept
-    from xfresearch.evaluation.rows import Rows
+    from xfresearch.evaluation.whole_rows import Rows
     from xfresearch.loading import loading
 
     scorer = held_out.Scorer(lm, data, options.batch_size, mesh)
@@ -200,10 +200,10 @@ def of_texts(lm, data, options) -> dict:
 
 def metrics(data, scores, tokenizer, per_document: bool) -> dict:
     """The metrics of one step from its `scores`, which are from held_out.Scorer."""
-    from xfresearch.evaluation import losses, rows
+    from xfresearch.evaluation import losses, whole_rows
 
-    if isinstance(data, rows.Rows):
-        return rows.metrics(scores)
+    if isinstance(data, whole_rows.Rows):
+        return whole_rows.metrics(scores)
     of_text = losses.text_figures(data, scores)
     if per_document:
         of_text["documents"] = losses.document_figures(data, scores, tokenizer)

@@ -10,7 +10,7 @@ import pytest
 from xfresearch.data.labelled import LabelledSplit
 from xfresearch.data.pipeline import evaluation_batches, spread
 from xfresearch.data.tasks.task import ENDLESS
-from xfresearch.evaluation import answers, losses, rows
+from xfresearch.evaluation import answers, losses, whole_rows
 from xfresearch.run.config_files import parse
 from xfresearch.runtime.errors import UserError
 from xfresearch.studies.running import blocks
@@ -28,14 +28,14 @@ def test_an_answer_is_right_if_all_its_labels_are():
 
 
 def measured(corpus: str, length: int, is_right, count: int = 20):
-    """rows.row_sums of a scorer whose labels are right where is_right(tokens, targets, positions) says so."""
-    data = rows.Rows(corpus, "validation", LabelledSplit(corpus, "validation", length), range(count), length, "label")
+    """whole_rows.row_sums of a scorer whose labels are right where is_right(tokens, targets, positions) says so."""
+    data = whole_rows.Rows(corpus, "validation", LabelledSplit(corpus, "validation", length), range(count), length, "label")
 
     def scorer(params, batch):
         correct_BL = is_right(batch["tokens"], batch["targets"], batch["positions"]) & (batch["weights"] > 0)
         return [jnp.where(correct_BL, 0.0, batch["weights"]), jnp.asarray(correct_BL, float)]
 
-    return data, rows.row_sums(scorer, {}, data, 8)
+    return data, whole_rows.row_sums(scorer, {}, data, 8)
 
 
 def test_accuracy_is_that_of_answers_of_each_difficulty():
@@ -46,7 +46,7 @@ def test_accuracy_is_that_of_answers_of_each_difficulty():
         return tokens_BL == 1 + 2 * 3 + 3  # the answer mark: the label is the first token of an answer
 
     data, sums = measured(CORPUS, length, first_letters)
-    result = rows.metrics(sums)
+    result = whole_rows.metrics(sums)
     examples = data.sequences.examples(spread(4096, 20))
     lengths = {}  # of the answers, by difficulty
     for row in range(20):
@@ -96,7 +96,7 @@ class Generated:
 def figures(corpus: str, length: int, count: int) -> dict[str, float]:
     overrides = f"--config.data.corpus=('{corpus}',)", f"--config.sequence_length={length}"
     config = parse(["--config", "playground:tiny", *overrides])
-    data = rows.Rows(corpus, "validation", LabelledSplit(corpus, "validation", length), range(count), length, "label")
+    data = whole_rows.Rows(corpus, "validation", LabelledSplit(corpus, "validation", length), range(count), length, "label")
     return answers.figures(config.model, {}, data, {"loss": 1.0})
 
 
@@ -132,7 +132,7 @@ def test_a_split_without_end_is_read_with_a_limit_alone():
     config = parse(["--config", "playground:tiny"])
     lm = SimpleNamespace(config=config.model, run=config, tokenizer=None)
     with pytest.raises(UserError, match="--limit=0 is not allowed with split 'train' of .*, which does not end"):
-        rows.read_rows(lm, "a", split="train")
+        whole_rows.read_rows(lm, "a", split="train")
     tokens = budget.of(config, [split])
     assert budget.line(config, tokens).endswith("all of them new") and not budget.warnings(config, tokens)
     assert outline.data_line(config, [split], split) == f"{config.data.corpus[0]}: sequences without end to train on; " + (

@@ -15,7 +15,7 @@ from xfresearch.data.tokenizers import ByteTokenizer
 from xfresearch.evaluation import decoded, pseudo
 from xfresearch.evaluation.decoded import Decoded
 from xfresearch.evaluation.losses import make_scorer
-from xfresearch.evaluation.rows import read_rows
+from xfresearch.evaluation.whole_rows import read_rows
 from xfresearch.loading.language_model import LanguageModel
 from xfresearch.runtime.errors import UserError
 

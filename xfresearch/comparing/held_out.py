@@ -14,7 +14,7 @@ from xfresearch.checkpoints import manifest
 from xfresearch.comparing.pairing import correct, of_runs, pair_ratios, ratio
 from xfresearch.data.labels import predicted, predicts_next
 from xfresearch.evaluation import held_out, losses
-from xfresearch.evaluation.rows import Rows
+from xfresearch.evaluation.whole_rows import Rows
 from xfresearch.harness.measuring import saved_tasks
 from xfresearch.loading.language_model import LanguageModel
 from xfresearch.run.config import Config

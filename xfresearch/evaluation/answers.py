@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from xfresearch.data.pipeline import LabelledSplit, spread
-from xfresearch.evaluation.rows import Rows
+from xfresearch.evaluation.whole_rows import Rows
 from xfresearch.models.decoding import generate
 from xfresearch.models.model_config import ModelConfig
 from xfresearch.models.sampling import Sampling

@@ -63,7 +63,7 @@ def read(lm, workdir, options):
     """The held-out data that `options` choose for `lm`, which was loaded from `workdir`: losses.Text if the model predicts
     next tokens, otherwise rows.Rows. Raises UserError if a flag does not fit the model or the data."""
     from xfresearch.data.labels import predicted, predicts_next
-    from xfresearch.evaluation import losses, rows
+    from xfresearch.evaluation import losses, whole_rows
 
     source = (lm, workdir, options.data, options.split, options.sequence_length)
     if predicts_next(lm.run.data):
@@ -73,7 +73,7 @@ def read(lm, workdir, options):
             flag = f"--{name.replace('_', '-')}"
             of = predicted(lm.run.data)
             raise UserError(f"{flag} is not allowed with {workdir}, which predicts {of}: it applies to next tokens only")
-    return rows.read_rows(*source, options.limit)
+    return whole_rows.read_rows(*source, options.limit)
 
 
 def settings(data) -> dict:
@@ -99,11 +99,11 @@ class Scorer:
 
     def __call__(self, params: dict, title: str):
         """losses.Scores of a text, or rows.row_sums. `title` is that of the progress bar."""
-        from xfresearch.evaluation import losses, rows
+        from xfresearch.evaluation import losses, whole_rows
         from xfresearch.models.context import Execution
         from xfresearch.models.reach import trained_reach
 
         scorer = self.make(Execution(reach=trained_reach(self.model, params)))
-        score = rows.row_sums if isinstance(self.data, rows.Rows) else losses.score_text
+        score = whole_rows.row_sums if isinstance(self.data, whole_rows.Rows) else losses.score_text
         with progress_bar(desc=title, total=len(self.data.rows), unit="seq", disable=None, leave=False) as bar:
             return score(scorer, params, self.data, self.batch_size, bar.update, self.place)

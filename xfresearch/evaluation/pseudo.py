@@ -15,7 +15,7 @@ import numpy as np
 from xfresearch.data.objectives import Corrupted
 from xfresearch.data.objectives.masked import Masked
 from xfresearch.evaluation.losses import SUMS, on_host, perplexity, summary
-from xfresearch.evaluation.rows import Rows
+from xfresearch.evaluation.whole_rows import Rows
 from xfresearch.runtime.errors import UserError
 
 COUNT = 64  # sequences by default: each takes as many passes as it has tokens

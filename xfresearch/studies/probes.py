@@ -59,10 +59,10 @@ OF_LABELS = ("hardest", "accepted", "divergence", "bits_per_parameter")
 
 def _of_labels(lm, names: Sequence[str]) -> dict[str, float]:
     """Figures of the held-out labels, of as many sequences as the points of the curve."""
-    from xfresearch.evaluation import answers, held_out, rows
+    from xfresearch.evaluation import answers, held_out, whole_rows
 
-    data = rows.read_rows(lm, "the run", limit=lm.run.evaluation.sequences)
-    measured = rows.metrics(held_out.Scorer(lm, data, 0)(lm.params, "answers"))
+    data = whole_rows.read_rows(lm, "the run", limit=lm.run.evaluation.sequences)
+    measured = whole_rows.metrics(held_out.Scorer(lm, data, 0)(lm.params, "answers"))
     measured["hardest"] = [*measured["by_difficulty"].values()][-1]["accuracy"]
     measured |= answers.figures(lm.config, lm.params, data, measured) if {*names} - {"hardest"} else {}
     return {name: measured.get(name, np.nan) for name in names}
