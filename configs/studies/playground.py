@@ -25,6 +25,7 @@ def get_config(size: str = "full"):
     {"recall": _recall, "mano": _mano, "capo": _capo}[task](study)
     if size == "tiny":
         study.base, study.sizes = "playground:tiny", {"tiny": ()}
+        study.arms.window = block("attention.window=2")  # of 8 tokens
         study.rates, study.extensions, study.seeds, study.tiny = (1e-2, 3e-2), 0, 2, True
     return study
 
@@ -63,6 +64,7 @@ def _capo(study) -> None:
     )
     study.options = ("steps=200", "evaluation.every=20", "optimizer.warmup=40")  # 100 exposures
     study.metric, study.margin, study.probes = "loss", 0.05, ("bits_per_parameter",)
+    study.rates = (6e-3, 1.2e-2)  # of 3e-3, 6e-3 and 1.2e-2 the largest is the best for the baseline, one run each
     study.baseline = "feed_forward"
     study.arms = {"feed_forward": (), "attention_only": block("layout=attention_only")}
     study.match, study.solve_in = "parameters", {"attention_only": "model.depth"}
