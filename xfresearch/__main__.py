@@ -43,7 +43,9 @@ def module(name: str):
 def text_of_help() -> str:
     lines = [f"  python -m xfresearch.{name:12}{summary(name)}" for name in COMMANDS]
     flags = ["  --help       show this, or with a command its help", "  --version    show the versions and the devices"]
-    return "\n".join(["usage: python -m xfresearch.COMMAND [--help] ...", "", *lines, "", *flags])
+    first = "A first run: python -m xfresearch.train --config quickstart --workdir runs/quickstart"
+    pages = "Pages that are named docs/...: https://github.com/xfresearch/xfresearch/tree/main/docs"
+    return "\n".join(["usage: python -m xfresearch.COMMAND [--help] ...", "", *lines, "", *flags, "", first, pages])
 
 
 def summary(name: str) -> str:

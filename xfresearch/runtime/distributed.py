@@ -67,10 +67,18 @@ def add_flags(parser) -> None:
         help="auto (default): join the processes of a Cloud TPU, GKE, Slurm or Open MPI job; off: a single process",
     )
     flags.add_argument(
-        "--join-timeout", type=int, default=300, metavar="SECONDS", help="how long to wait for the others at the start"
+        "--join-timeout",
+        type=int,
+        default=300,
+        metavar="SECONDS",
+        help="how long to wait for the others at the start (default: 300)",
     )
     flags.add_argument(
-        "--heartbeat", type=int, default=60, metavar="SECONDS", help="silence after which a process counts as lost"
+        "--heartbeat",
+        type=int,
+        default=60,
+        metavar="SECONDS",
+        help="silence after which a process counts as lost (default: 60)",
     )
 
 
