@@ -4,9 +4,9 @@ python -m xfresearch.convert NAME[,NAME...] WORKDIR NEW_WORKDIR
 python -m xfresearch.convert --list
 python -m xfresearch.convert --dry-run WORKDIR
 
-Converts a model into another variant, exactly, or from a Hugging Face folder and back. NAME is a conversion, or a chain of
-them: the result computes the same function, with a certificate, or the conversion is refused (docs/surgery.md). --list shows
-the conversions and their conditions; --dry-run, which of them apply to a model, and why the others do not.
+Converts a model into another variant, exactly, or a Hugging Face folder and back. NAME is a conversion, or a chain of them:
+the result computes the same function, with a certificate, or the conversion is refused (docs/surgery.md). --list shows the
+conversions and their conditions; --dry-run, which of them apply to a model, and why the others do not.
 
 import and export convert a Hugging Face folder, which has config.json, safetensors and a tokenizer, to a run's directory,
 and back. evaluate, generate and xf.load read both. docs/interop.md lists what is exact and what is not supported.
