@@ -25,6 +25,7 @@ from xfresearch.models.taps import captured
 from xfresearch.run.closed_form import costs
 from xfresearch.run.resolving import resolve
 from xfresearch.runtime.errors import UserError
+from xfresearch.training.kernel_choices import kernel_choices
 
 
 def case(name: str) -> tuple:
@@ -232,3 +233,10 @@ def test_a_run_needs_a_source_length_that_fits(changes, words):
         resolve(replace(tiny_config("gpt2"), model=TWO, **changes))
     with pytest.raises(UserError, match="source_length=4 .* 0 without an encoder"):
         resolve(replace(tiny_config("gpt2"), source_length=4))
+
+
+def test_kernels_are_chosen_for_both_stacks():
+    config = resolve(replace(tiny_config("gpt2"), model=TWO, source_length=SOURCE, sequence_length=LENGTH))
+    chosen = kernel_choices(config)
+    assert chosen["main", "attention"].name == "blocked"
+    assert chosen["encoder.main", "attention"].name == "plain"  # the others are causal or for longer sequences

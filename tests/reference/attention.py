@@ -71,14 +71,21 @@ def t5_bucket(d, buckets, farthest):
     return min(exact + int(math.log(d / exact) / math.log(farthest / exact) * (buckets - exact)), buckets - 1)
 
 
-def logit_bias(p, shared, config, longest, q, h, t, s):
+def t5_bucket_of_both_sides(d, buckets, farthest):
+    """The encoder's: half of the buckets for keys up to the query, the other half for those after it (their code)."""
+    after = buckets // 2 if d < 0 else 0
+    return after + t5_bucket(abs(d), buckets // 2, farthest)
+
+
+def logit_bias(p, shared, config, longest, q, h, t, s, causal=True):
     d = t - s
     bias = 0.0
     x = d - (not config.sees_itself)  # steps back from the nearest visible token
     if config.position == "alibi":
         bias -= alibi(h, config.heads) * abs(d)
     if config.position == "t5":
-        bias += shared["relative_bias"][t5_bucket(d, config.t5_buckets, config.t5_distance), h]
+        bucket = t5_bucket if causal else t5_bucket_of_both_sides
+        bias += shared["relative_bias"][bucket(d, config.t5_buckets, config.t5_distance), h]
     if config.position == "relative_key":
         bias += q @ shared["relative_key"][x] * scale(config, len(q))
     if config.span == "adaptive":
@@ -145,8 +152,8 @@ def attention(p, x_LD, block, positions, segments, shared, longest, causal, laye
     for h in range(H):
         g = h // (H // G)
         q, k = queries[:, h], keys[:, g if keys.shape[1] > 1 else 0]
-        bias = np.array([[logit_bias(p, shared, config, longest, q[t], h, t, s) if allowed[t, s] else 0 for s in range(L)]
-                         for t in range(L)])  # fmt: skip
+        bias = np.array([[logit_bias(p, shared, config, longest, q[t], h, t, s, causal) if allowed[t, s] else 0
+                          for s in range(L)] for t in range(L)])  # fmt: skip
         scores = np.where(allowed, softcap(q @ k.T * scale(config, q.shape[1]), config.softcap) + bias, -np.inf)
         if slots:
             to_slots, of_head = slots_of(slots, config, bare[:, h], g)  # without RoPE

@@ -30,10 +30,12 @@ from xfresearch.models import layers, transformer
 from xfresearch.models.counting import count_flops, count_jaxpr
 from xfresearch.models.kinds import kind_of
 from xfresearch.models.layouts import LAYOUTS
+from xfresearch.models.model_config import second_stack
 from xfresearch.planning import compiling, device_memory, liveness
 from xfresearch.planning.collectives import Collective
 from xfresearch.planning.work import Work
 from xfresearch.run.config import Config
+from xfresearch.runtime.errors import UserError
 from xfresearch.sharding.letters import BATCH, row_parts
 
 TOKEN_AXES = (*BATCH, "context")  # the mesh axes that shard tokens
@@ -56,10 +58,13 @@ def abstract_mesh(sizes: dict[str, int], device: AbstractDevice | None = None) -
 
 
 def estimate_step(config: Config, sizes: dict[str, int]) -> Formula:
-    """The estimate for one step on a mesh of these sizes. Raises UserError if the mesh does not fit the model."""
+    """The estimate for one step on a mesh of these sizes. Raises UserError if the mesh does not fit the model, and for a
+    model with an encoder."""
     from xfresearch.sharding.partition import state_shardings
     from xfresearch.training.program import sharded
 
+    if why := second_stack(config.model):
+        raise UserError(f"the formula does not apply to this model: {why}; compile the plan instead")
     shapes = _shapes(_canonical(config, "none"))
     state = jax.tree.map(sharded, shapes, state_shardings(abstract_mesh(sizes), shapes, transformer.axes(config.model)))
     shares = _Shares(config, sizes)

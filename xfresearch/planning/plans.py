@@ -62,6 +62,7 @@ def header(config: Config, topology: Topology | None, mesh: dict[str, int], meth
     counted = costs(config.model, config.sequence_length)
     longer = costs(config.model, 2 * config.sequence_length)
     attention = longer.flops_per_token - counted.flops_per_token  # only attention grows with the length
+    attention = 0 if config.model.encoder else attention  # a token's share in the encoder falls with the length
     return {
         "method": method,
         "topology": topology and describe(topology, config.model.dtype),
@@ -276,7 +277,8 @@ def check(config: Config) -> dict:
     for axis in AXES:
         require(getattr(mesh, axis) > 0, f"mesh.{axis}", getattr(mesh, axis), "at least 1 without --topology")
     sizes = mesh_sizes(mesh, prod(getattr(mesh, axis) for axis in AXES))
-    check_batch(sizes, config.batch_size, config.sequence_length, config.training.accumulate)
+    lengths = config.sequence_length, config.training.accumulate, config.source_length
+    check_batch(sizes, config.batch_size, *lengths)
     device = AbstractDevice(CHIPS["v5p"].kind, num_cores=None, platform="tpu")
     state, traced = compiling.trace(config, abstract_mesh(sizes, device))
     traced.lower(lowering_platforms=("tpu",))

@@ -37,13 +37,16 @@ def mesh_sizes(mesh: MeshConfig, devices: int) -> dict[str, int]:
     return sizes
 
 
-def check_batch(sizes: dict[str, int], batch_size: int, sequence_length: int, accumulate: int) -> None:
+def check_batch(
+    sizes: dict[str, int], batch_size: int, sequence_length: int, accumulate: int, source_length: int = 0
+) -> None:
     """Raises UserError if the mesh does not divide the rows or the positions of a microbatch."""
     rows = row_parts(sizes)
     context = sizes["context"]
     needs = f"a multiple of training.accumulate * mesh data * fsdp * expert = {rows * accumulate}"
     require(batch_size % (rows * accumulate) == 0, "batch_size", batch_size, needs)
-    require(sequence_length % context == 0, "sequence_length", sequence_length, f"a multiple of mesh.context={context}")
+    for name, length in (("sequence_length", sequence_length), ("source_length", source_length)):
+        require(length % context == 0, name, length, f"a multiple of mesh.context={context}")
 
 
 def make_mesh(config: RunConfig, devices=None) -> Mesh:
@@ -54,7 +57,8 @@ def make_mesh(config: RunConfig, devices=None) -> Mesh:
     """
     devices = jax.devices() if devices is None else devices
     sizes = mesh_sizes(config.mesh, len(devices))
-    check_batch(sizes, config.batch_size, config.sequence_length, config.training.accumulate)
+    lengths = config.sequence_length, config.training.accumulate, config.source_length
+    check_batch(sizes, config.batch_size, *lengths)
     return device_mesh(sizes, devices, config.mesh.between)
 
 

@@ -8,6 +8,8 @@ from xfresearch.kernels import attention, defaults, grouped_matmul
 from xfresearch.kernels.choice import BY_NAME, Choice
 from xfresearch.models.context import Execution
 from xfresearch.models.kinds import kind_of
+from xfresearch.models.stack import StackConfig
+from xfresearch.models.taps import ENCODER
 from xfresearch.run.config import Config
 from xfresearch.runtime.errors import UserError
 
@@ -20,17 +22,22 @@ def execution(training: TrainingConfig) -> Execution:
 
 
 def kernel_choices(config: Config, mesh=None) -> dict[tuple[str, str], Choice]:
-    """{(block, sublayer): the kernel for training and the reason}, for sublayers with more than one kernel.
+    """{(block, sublayer): the kernel for training and the reason}, for sublayers with more than one kernel. A block of an
+    encoder is 'encoder.main'.
 
     Raises UserError if the config selects a kernel that does not support its sublayer.
     """
-    packed = config.data.packing == "documents"
+    encoder = config.model.encoder
+    packed = config.data.packing == "documents" or encoder is not None
+    stacks: list[tuple[str, StackConfig, int]] = [("", config.model, config.sequence_length)]
+    stacks += [(f"{ENCODER}.", encoder, config.source_length)] if encoder else []
     chosen = {}
-    for name, branch, place in config.model.places():
-        module = kind_of(place.options).module
-        choice = module.kernel(place, config.sequence_length, packed, execution(config.training), mesh)
-        if choice is not None:
-            chosen[name, branch.name] = choice
+    for prefix, stack, length in stacks:
+        for name, branch, place in stack.places():
+            module = kind_of(place.options).module
+            choice = module.kernel(place, length, packed, execution(config.training), mesh)
+            if choice is not None:
+                chosen[prefix + name, branch.name] = choice
     return chosen
 
 

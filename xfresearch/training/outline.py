@@ -87,7 +87,7 @@ def execution_line(config: Config, mesh, kernels: dict) -> str:
     where: dict = {}
     for (block, sublayer), choice in kernels.items():
         where.setdefault((sublayer, choice), []).append(block)
-    several = len(config.model.blocks) > 1
+    several = len(config.model.blocks) > 1 or config.model.encoder
     chosen = [
         f"{sublayer}{' of ' + ' and '.join(blocks) if several else ''}: {choice.name} ({choice.reason})"
         for (sublayer, choice), blocks in where.items()

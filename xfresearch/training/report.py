@@ -9,6 +9,7 @@ from etils import epath
 from markupsafe import Markup
 
 from xfresearch.data.labels import predicted, predicts_next
+from xfresearch.models.block_config import BlockConfig
 from xfresearch.models.costs import Costs
 from xfresearch.models.words import block_in_words, model_in_words
 from xfresearch.pages.charts import Curve, line_chart, thinned
@@ -84,7 +85,7 @@ def write_report(
         Path(__file__).parent / "report.html.jinja",
         config=dataclasses.asdict(config),
         architecture=model_in_words(config.model),
-        blocks=[(name, block_in_words(block), Markup(draw_block(block))) for name, block in config.model.blocks.items()],
+        blocks=[(name, block_in_words(block), Markup(draw_block(block))) for name, block in _blocks(config)],
         held_out=held_out,
         machine=machine,
         bars=_bars(baselines, result),
@@ -110,6 +111,13 @@ def _bars(baselines: dict[str, float], result: dict) -> list[tuple[str, float, f
         rows.append(("this model", result["bits_per_byte"], True))
     longest = max((bits for _, bits, _ in rows), default=1.0)
     return [(name, bits, 100 * bits / longest, ours) for name, bits, ours in sorted(rows, key=lambda row: -row[1])]
+
+
+def _blocks(config: Config) -> list[tuple[str, BlockConfig]]:
+    """The blocks by name, those of an encoder first."""
+    encoder = config.model.encoder
+    of_encoder = [(f"encoder: {name}", block) for name, block in encoder.blocks.items()] if encoder else []
+    return [*of_encoder, *config.model.blocks.items()]
 
 
 def _charts(

@@ -202,8 +202,8 @@ def _check_reach(a: SoftmaxConfig, place: Place, key: str) -> None:
         given = getattr(a, name)
         allowed = f"{value!r} with model.causal=False: it counts past tokens"
         require(place.causal or given == value, f"{key}.{name}", given, allowed)
-    allowed = "'none', 'rope' or 'alibi' with model.causal=False: the others have only distances to past tokens"
-    require(place.causal or a.position not in ("t5", "relative_key"), f"{key}.position", a.position, allowed)
+    allowed = "another value with model.causal=False: relative keys are of distances to past tokens"
+    require(place.causal or a.position != "relative_key", f"{key}.position", a.position, allowed)
     counted = a.position == "relative_key" or a.span == "adaptive"
     allowed = f"at least 1 if {key} has a relative key or an adaptive span but no window: they cover that length"
     require(not counted or bool(a.window or place.max_length), "model.max_length", place.max_length, allowed)

@@ -13,6 +13,7 @@ FLOPs per token: 2 H K min(distances, L) of the relative key; the others are no 
 """
 
 import math
+from functools import partial
 
 import jax.numpy as jnp
 import numpy as np
@@ -33,7 +34,8 @@ def logit_bias(a: SoftmaxConfig, ctx, mask: Mask, span):
         parts.append(lambda q, d_LS: -jnp.asarray(alibi_slopes(a.heads)[:, None, None], _wide(q)) * jnp.abs(d_LS))
     if a.position == "t5":
         table_RH = ctx.shared["relative_bias"]
-        parts.append(lambda q, d_LS: table_RH[t5_bucket(d_LS, a.t5_buckets, a.t5_distance)].transpose(2, 0, 1))
+        bucket = partial(t5_bucket, buckets=a.t5_buckets, farthest=a.t5_distance, causal=mask.causal)
+        parts.append(lambda q, d_LS: table_RH[bucket(d_LS)].transpose(2, 0, 1))
     if a.position == "relative_key":
         key_RK = ctx.shared["relative_key"][: mask.window or None]
         parts.append(lambda q, d_LS: _relative(q, key_RK, d_LS - mask.nearest))
@@ -72,9 +74,13 @@ def alibi_slopes(heads: int) -> np.ndarray:
     return np.concatenate([slopes, between])[:heads]
 
 
-def t5_bucket(distance, buckets: int, farthest: int):
+def t5_bucket(distance, buckets: int, farthest: int, causal: bool = True):
     """The bucket of each distance >= 0: one per distance below buckets/2, then logarithmic; all from `farthest` on are
-    in the last one (Raffel et al. 2020, sec. 2.1; the causal form of their code). Negative distances have bucket 0."""
+    in the last one (Raffel et al. 2020, sec. 2.1, and their code). Negative distances, to later keys, have bucket 0. If not
+    `causal`, the first half of the buckets is for the keys up to the query, and the second one for later keys."""
+    if not causal:
+        half = buckets // 2
+        return jnp.where(distance < 0, half, 0) + t5_bucket(jnp.abs(distance), half, farthest)
     exact = buckets // 2
     distance = jnp.maximum(distance, 0)
     # A table in float64: in float32, rounding would put some distances into a neighbouring bucket.

@@ -1,0 +1,33 @@
+"""T5 (Raffel et al. 2020): an encoder and a decoder, pre-norm with RMSNorm, relative biases shared by the layers of a stack.
+
+two_stacks/t5                  v1.0 small: width 512, 6 and 6 layers, ReLU, 32,128 tokens; 60.5 M parameters
+two_stacks/t5:v1_1_small       v1.1 small: 8 and 8 layers of 6 heads, gated GELU, an output head of its own; 77.0 M
+two_stacks/t5:tiny             runs in less than a minute on two cores
+
+Logits of attention are not scaled. v1.0 multiplies what the head reads by width^-1/2: here that is a factor of the final
+norm's gain, so initial embeddings are 1/sqrt(width) instead of 1. Span corruption (docs/objectives.md) is its objective:
+--config.data.objective.kind=span_corruption with a corpus of text.
+"""
+
+from xfresearch.configs.two_stacks.common import attentions, base, sized
+
+
+def get_config(size: str = "full"):
+    config, stacks = base(size, ("full", "v1_1_small"))
+    for stack in stacks:
+        block = stack.blocks.main
+        stack.final_norm = block.norm = "rms"
+        block.norm_epsilon, block.attention.position = 1e-6, "t5"
+        block.feed_forward.kind = "relu" if size == "full" else "geglu_tanh"
+    if size != "tiny":
+        config.model.vocab_size = 32_128
+        sized(config, 512, *((6, 8, 2048) if size == "full" else (8, 6, 1024)), 512)
+        config.sequence_length = 128
+        for attention in attentions(config):
+            attention.head_size = 64
+        for stack in stacks:
+            stack.dropout = stack.blocks.main.dropout = 0.1
+    config.model.tie_embeddings = size == "full"
+    for attention in attentions(config):
+        attention.scale = 1.0
+    return config

@@ -1,0 +1,28 @@
+"""The original transformer (Vaswani et al. 2017): an encoder and a decoder, post-norm, sinusoidal positions, ReLU, dropout.
+
+two_stacks/vanilla_2017         the base model: width 512, 6 and 6 layers, 8 heads, hidden 2048, 37,000 shared tokens; 63 M
+two_stacks/vanilla_2017:big     width 1024, 16 heads, hidden 4096
+two_stacks/vanilla_2017:tiny    runs in less than a minute on two cores
+
+Table 3 of the paper says 65 M and 213 M parameters. The paper does not say whether attention has biases; here it has none.
+Pairs of the task `translation` stand for WMT, whose files data.corpus can name (docs/objectives.md).
+"""
+
+from xfresearch.configs.two_stacks.common import attentions, base, sized
+
+
+def get_config(size: str = "full"):
+    config, stacks = base(size, ("full", "big"))
+    config.model.blocks.main.layout, stacks[0].blocks.main.layout = "cross_post_norm", "post_norm"
+    for stack in stacks:
+        stack.position, stack.embedding_scale, stack.final_norm = "sinusoidal", "sqrt_width", "none"
+        stack.blocks.main.norm_bias = True
+        stack.blocks.main.feed_forward.kind, stack.blocks.main.feed_forward.bias = "relu", True
+    if size != "tiny":
+        sized(config, *((512, 6, 8, 2048, 256) if size == "full" else (1024, 6, 16, 4096, 256)))
+        config.data.bpe_vocab = config.model.vocab_size = 37_000
+        for stack in stacks:
+            stack.dropout = stack.blocks.main.dropout = 0.1 if size == "full" else 0.3
+        config.optimizer.beta2 = 0.98
+    assert all(attention.position == "none" for attention in attentions(config)[:2])
+    return config
