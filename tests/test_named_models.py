@@ -32,6 +32,9 @@ def costs(argument: str, vocabulary: int = 0):
         ("mixtral_8x7b.py", 32_000, 46.7, 1e9),  # mistralai/Mixtral-8x7B-v0.1
         ("all_attention_enwik8_small.py", 205, 39, 1e6),  # Sukhbaatar et al. 2019, table 1; enwik8 has 205 bytes
         ("all_attention_enwik8_large.py", 205, 114, 1e6),
+        ("two_stacks/t5.py", 0, 60_506_624, 1),  # google-t5/t5-small
+        ("two_stacks/t5.py:v1_1_small", 0, 76_961_152, 1),  # google/t5-v1_1-small
+        ("two_stacks/bart.py", 0, 139_420_416, 1),  # facebook/bart-base
     ],
 )
 def test_parameter_counts_are_the_published_ones(argument, vocabulary, published, unit):

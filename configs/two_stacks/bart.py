@@ -1,7 +1,7 @@
 """BART (Lewis et al. 2020): an encoder and a decoder, post-norm, learned positions, GELU, biases everywhere.
 
-two_stacks/bart          base: width 768, 6 and 6 layers, 12 heads, hidden 3072, 50,265 tokens; 139 M parameters
-two_stacks/bart:tiny     runs in less than a minute on two cores
+bart          base: width 768, 6 and 6 layers, 12 heads, hidden 3072, 50,265 tokens; 139 M parameters
+bart:tiny     runs in less than a minute on two cores
 
 Positions begin at row 2 of their tables. The embedding has a norm, and the stacks end without one.
 """

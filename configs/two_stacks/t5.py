@@ -1,8 +1,8 @@
 """T5 (Raffel et al. 2020): an encoder and a decoder, pre-norm with RMSNorm, relative biases shared by the layers of a stack.
 
-two_stacks/t5                  v1.0 small: width 512, 6 and 6 layers, ReLU, 32,128 tokens; 60.5 M parameters
-two_stacks/t5:v1_1_small       v1.1 small: 8 and 8 layers of 6 heads, gated GELU, an output head of its own; 77.0 M
-two_stacks/t5:tiny             runs in less than a minute on two cores
+t5                v1.0 small: width 512, 6 and 6 layers, ReLU, 32,128 tokens; 60.5 M parameters
+t5:v1_1_small     v1.1 small: 8 and 8 layers of 6 heads, gated GELU, an output head of its own; 77.0 M
+t5:tiny           runs in less than a minute on two cores
 
 Logits of attention are not scaled. v1.0 multiplies what the head reads by width^-1/2: here that is a factor of the final
 norm's gain, so initial embeddings are 1/sqrt(width) instead of 1. Span corruption (docs/objectives.md) is its objective:

@@ -1,14 +1,14 @@
 """The original transformer (Vaswani et al. 2017): an encoder and a decoder, post-norm, sinusoidal positions, ReLU, dropout.
 
-two_stacks/vanilla_2017         the base model: width 512, 6 and 6 layers, 8 heads, hidden 2048, 37,000 shared tokens; 63 M
-two_stacks/vanilla_2017:big     width 1024, 16 heads, hidden 4096
-two_stacks/vanilla_2017:tiny    runs in less than a minute on two cores
+vanilla_2017         the base model: width 512, 6 and 6 layers, 8 heads, hidden 2048, 37,000 shared tokens; 63 M
+vanilla_2017:big     width 1024, 16 heads, hidden 4096
+vanilla_2017:tiny    runs in less than a minute on two cores
 
-Table 3 of the paper says 65 M and 213 M parameters. The paper does not say whether attention has biases; here it has none.
+Table 3 of the paper says 65 M and 213 M parameters; these are 63.0 M and 214.2 M, without biases in attention.
 Pairs of the task `translation` stand for WMT, whose files data.corpus can name (docs/objectives.md).
 """
 
-from xfresearch.configs.two_stacks.common import attentions, base, sized
+from xfresearch.configs.two_stacks.common import base, sized
 
 
 def get_config(size: str = "full"):
@@ -24,5 +24,4 @@ def get_config(size: str = "full"):
         for stack in stacks:
             stack.dropout = stack.blocks.main.dropout = 0.1 if size == "full" else 0.3
         config.optimizer.beta2 = 0.98
-    assert all(attention.position == "none" for attention in attentions(config)[:2])
     return config
