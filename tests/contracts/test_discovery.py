@@ -11,11 +11,12 @@ from tests.reference import feed_forward, layouts, norms
 from tests.reference.attention import ATTENTIONS
 from xfresearch.models.feed_forwards.activations import ACTIVATIONS
 from xfresearch.models.kinds import FEED_FORWARDS, MIXERS
+from xfresearch.models.layouts import LAYOUTS
 from xfresearch.models.norms import NORMS
 
 FIELDS = variants.fields()
 TABLES = {
-    "layouts": (layouts.LAYOUTS, ONE_STACK),
+    "layouts": (layouts.LAYOUTS, LAYOUTS),
     "norms": (norms.NORMS, NORMS),
     "activations": (feed_forward.ACTIVATIONS, ACTIVATIONS),
     "mixers": (ATTENTIONS, MIXERS),

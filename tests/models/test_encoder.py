@@ -10,7 +10,7 @@ import pytest
 
 from tests.contracts.passes import forward, run
 from tests.contracts.two_stacks import MODELS, SOURCE, TWO, made, packed, source_for
-from tests.contracts.variants import BATCH, LENGTH, MAIN, in_float64, random_params, tokens_for
+from tests.contracts.variants import BATCH, LENGTH, MAIN, change, in_float64, random_params, tokens_for
 from tests.daily import daily
 from tests.reference import model as reference
 from tests.tiny_runs import rough_params, tiny_config, tiny_model
@@ -236,7 +236,8 @@ def test_a_run_needs_a_source_length_that_fits(changes, words):
 
 
 def test_kernels_are_chosen_for_both_stacks():
-    config = resolve(replace(tiny_config("gpt2"), model=TWO, source_length=SOURCE, sequence_length=LENGTH))
+    config = change(tiny_config("gpt2"), "data.objective.kind", "seq2seq")
+    config = resolve(replace(config, model=TWO, source_length=SOURCE, sequence_length=LENGTH))
     chosen = kernel_choices(config)
     assert chosen["main", "attention"].name == "blocked"
     assert chosen["encoder.main", "attention"].name == "plain"  # the others are causal or for longer sequences

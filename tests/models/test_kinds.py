@@ -8,7 +8,7 @@ from xfresearch.config.fields import option
 from xfresearch.models.kinds import Kind
 from xfresearch.models.mixers.softmax.attention import Attention
 from xfresearch.models.mixers.softmax.config import SoftmaxConfig
-from xfresearch.models.mixers.softmax.options import AttendOptions, MemoryOptions, PositionOptions
+from xfresearch.models.mixers.softmax.options import AttendOptions, MemoryOptions, PositionOptions, WeightOptions
 from xfresearch.models.sublayer import SublayerConfig, SublayerModule, reads
 
 
@@ -24,7 +24,7 @@ class Whole(Attention):
 class WithoutMemory(Attention):
     """Replaces the step that attends, and forgets the slots."""
 
-    @reads(PositionOptions, AttendOptions)
+    @reads(PositionOptions, WeightOptions, AttendOptions)
     def attend(self, p, ctx, cache):
         raise NotImplementedError
 
@@ -35,7 +35,7 @@ class Unmarked(Attention):
 
 
 class WithSlots(WithoutMemory):
-    @reads(PositionOptions, AttendOptions, MemoryOptions)
+    @reads(PositionOptions, WeightOptions, AttendOptions, MemoryOptions)
     def attend(self, p, ctx, cache):
         raise NotImplementedError
 
