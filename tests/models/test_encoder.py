@@ -238,6 +238,7 @@ def test_a_run_needs_a_source_length_that_fits(changes, words):
 def test_kernels_are_chosen_for_both_stacks():
     config = change(tiny_config("gpt2"), "data.objective.kind", "seq2seq")
     config = resolve(replace(config, model=TWO, source_length=SOURCE, sequence_length=LENGTH))
-    chosen = kernel_choices(config)
-    assert chosen["main", "attention"].name == "blocked"
-    assert chosen["encoder.main", "attention"].name == "plain"  # the others are causal or for longer sequences
+    assert kernel_choices(config).keys() == {("main", "attention"), ("encoder.main", "attention")}
+    causal_alone = replace(config, training=replace(config.training, attention_kernel="blocked"))
+    with pytest.raises(UserError, match="only full causal attention"):  # which the encoder's is not
+        kernel_choices(causal_alone)
