@@ -1,8 +1,20 @@
 """Tasks at which small models differ, with data that do not end: docs/playground.md.
 
-playground:TASK         the sizes, batch and schedule of the paper: depo, depo2, brevo, brevo2, mano, lano, capo, recall
-playground:TASK_small   an easier task and a model of two to four layers, for minutes on two cores
-playground:tiny         recall of a few pairs, runs in less than a minute on two cores
+playground               depo, with the sizes, batch and schedule of the paper, as the next seven
+playground:depo2         depo whose words have several tokens, up to 16 hops
+playground:brevo         all that a query depends on, in order
+playground:brevo2        brevo whose words have several tokens
+playground:mano          arithmetic modulo 23
+playground:lano          sentences of a grammar
+playground:capo          facts about people, each 100 times
+playground:recall        the value that followed a key
+playground:depo_small    depo for minutes on two cores, with two to four layers, as the next five
+playground:brevo_small   brevo for minutes
+playground:mano_small    mano for minutes
+playground:lano_small    lano for minutes
+playground:capo_small    capo for minutes
+playground:recall_small  recall for minutes
+playground:tiny          recall of a few pairs, runs in less than a minute on two cores
 
 The model is Llama's block with 12 layers of width 768, or 2 to 4 of width 64: it is what a study changes.
 """

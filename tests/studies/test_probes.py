@@ -77,27 +77,27 @@ def test_figures_of_an_analysis_are_those_of_its_summary(monkeypatch):
     for applies, wanted in (("", [0.5, 0.25]), ("no attention", [np.nan, np.nan])):
         monkeypatch.setitem(ANALYSES, "attention", Analysis(run, lambda config, reason=applies: reason, ""))
         names = "attention.entropy", "attention.mass on slots"
-        result = probes.measure(SimpleNamespace(config=None), names)
+        result = probes.measure(SimpleNamespace(config=MODEL), names)
         np.testing.assert_array_equal([result[name] for name in names], wanted)
     assert len(calls) == 1
     monkeypatch.setitem(ANALYSES, "attention", Analysis(run, lambda config: "", ""))
-    result = probes.measure(SimpleNamespace(config=None), ("attention.sink",))  # which a model without sinks does not have
+    result = probes.measure(SimpleNamespace(config=MODEL), ("attention.sink",))  # which a model without sinks does not have
     assert np.isnan(result["attention.sink"])
 
 
 def test_a_figure_that_no_arm_has_is_refused_before_anything_is_trained(monkeypatch):
     def run(lm):
-        if lm.config == "knows nothing":
+        if lm.knows == "nothing":
             raise NothingMeasured("none of the facts")
-        return SimpleNamespace(summary={"entropy": (0.5, 0.1)} | ({"slots": (0.2, 0.1)} if lm.config == "slots" else {}))
+        return SimpleNamespace(summary={"entropy": (0.5, 0.1)} | ({"slots": (0.2, 0.1)} if lm.knows == "slots" else {}))
 
     monkeypatch.setitem(ANALYSES, "attention", Analysis(run, lambda config: "", ""))
-    models = [SimpleNamespace(config=config) for config in ("slots", "plain")]
+    models = [SimpleNamespace(config=MODEL, knows=figures) for figures in ("slots", "no slots")]
     probes.check_figures(("copying", "tasks.x", "attention.slots", "attention.entropy"), models)
     message = "probes='attention.entropi' is not allowed: it must be attention. and one of .*; did you mean 'entropy'"
     with pytest.raises(UserError, match=message):
         probes.check_figures(("attention.entropi",), models)
-    probes.check_figures(("attention.entropi",), [SimpleNamespace(config="knows nothing")])  # nothing can be said
+    probes.check_figures(("attention.entropi",), [SimpleNamespace(config=MODEL, knows="nothing")])  # nothing can be said
 
 
 def test_the_documented_figure_exists():

@@ -30,6 +30,7 @@ WITH_THREADS = {
     "benchmarks/gpu_rows.py": "a signal after some updates",
     "checkpoints/writing.py": "Orbax's, which write: they sync files",
     "data/packed.py": "tokenisation",
+    "data/pairs/pair_splits.py": "tokenisation",
     "data/pipeline.py": "reading batches",
     "runtime/distributed.py": "a watchdog",
     "runtime/progress.py": "a line on standard error",

@@ -5,7 +5,7 @@ from typing import Any
 
 from xfresearch.config import shipped
 from xfresearch.config.other_names import OTHER_NAMES
-from xfresearch.config.reading import nearest_key
+from xfresearch.config.reading import ending_in, nearest_key
 from xfresearch.runtime.errors import UserError, did_you_mean, nearest
 
 
@@ -38,9 +38,21 @@ def _nearest_flag(name: str) -> str:
     return did_you_mean([f"--config.{key}"]) if key else nearest(name, ["--config", "--workdir"])
 
 
-def find(config: Any, name: str, value: str, has: str = "has"):
-    """The group or value of a config at the dotted key of an override. Raises UserError if there is none; `has` stands
-    before the keys of a group that depend on its kind or layout."""
+def _of_a_kind(config: Any, key: str) -> bool:
+    """Whether a group on the way to `key` has a kind or a layout."""
+    for part in key.split("."):
+        if {"kind", "layout"} & {*config}:
+            return True
+        config = config[part]
+    return False
+
+
+def find(config: Any, name: str, value: str, all_kinds: bool = False):
+    """The group or value of a config at the dotted key of an override. Raises UserError if there is none.
+
+    all_kinds: the config has the keys of all kinds and layouts. Returns None then if the error would suggest several keys
+    of which a config may have only one.
+    """
     current = config
     path = "config"
     parts = name.split(".")
@@ -48,9 +60,13 @@ def find(config: Any, name: str, value: str, has: str = "has"):
         group = current if hasattr(current, "keys") else {}
         if part not in group:
             holds = "has no keys" if hasattr(current, "keys") else "holds a single value"
-            words = has if {"kind", "layout"} & {*group} else "has"
+            words = "has, in one kind or another," if all_kinds and {"kind", "layout"} & {*group} else "has"
             existing = f"{path} {words} {', '.join(group)}" if group else f"{path} {holds}"
-            hint = nearest_key(".".join(parts[index:]), (path, group), ("config", config))
+            asked = ".".join(parts[index:]), (path, group), ("config", config)
+            alike = ending_in(*asked) if all_kinds else []
+            if len(alike) > 1 and any(_of_a_kind(config, key) for key in alike):
+                return None
+            hint = nearest_key(*asked)
             raise UserError(f"config.{name}={value}: there is no key '{part}'{hint} ({existing})")
         current = current[part]
         path = f"{path}.{part}"

@@ -45,14 +45,20 @@ def from_dict(cls: Callable[..., T], data: Any, key: str = "config") -> T:
 def nearest_key(name: str, *groups: tuple[str, Any]) -> str:
     """'; did you mean ...?': keys whose path ends in `name`, of the first group that has any; or else the key that another
     codebase calls `name`; or else the key of the first group that is close to it. A group is its own key and its values."""
-    for key, group in groups:
-        inside = f"{key}.".removeprefix("config.")
-        found = [f"{inside}{path}" for path in _paths(group) if path.endswith(f".{name}")]
-        if found:
-            return did_you_mean(found)
+    if found := ending_in(name, *groups):
+        return did_you_mean(found)
     if name.split(".")[-1] in OTHER_NAMES:
         return did_you_mean([OTHER_NAMES[name.split(".")[-1]]])
     return nearest(name.split(".")[0], groups[0][1])
+
+
+def ending_in(name: str, *groups: tuple[str, Any]) -> list[str]:
+    """The keys whose path ends in `name`, of the first group that has any. A group is its own key and its values."""
+    for key, group in groups:
+        inside = f"{key}.".removeprefix("config.")
+        if found := [f"{inside}{path}" for path in _paths(group) if path.endswith(f".{name}")]:
+            return found
+    return []
 
 
 def _paths(group: Any) -> Iterator[str]:

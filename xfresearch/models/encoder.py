@@ -87,8 +87,10 @@ class Encoder(TokenStack):
         key = None if ctx.key is None else jax.random.fold_in(ctx.key, zlib.crc32(NAME.encode()))
         own = Context(positions_BS, source.segments_BS, key, outside, mesh=ctx.mesh, execution=ctx.execution)
         table_VD = shared_VD if self.embed is None else self.embed.table[...]
-        x_BSW, of_blocks = self.through(table_VD, source.tokens_BS, own, None, layers, remat, inner)
-        return source._replace(x_BSW=x_BSW), _named(of_blocks, outside.values)
+        stream, own = self.begin(table_VD, source.tokens_BS, own)
+        run_blocks = self.runner(layers)
+        stream, of_blocks = run_blocks(self.config, self.blocks, stream, own, None, stack.REMAT[remat], inner)
+        return source._replace(x_BSW=own.tap("final", self.end(stream))), _named(of_blocks, outside.values)
 
 
 def _named(of_blocks: Pass, outside: dict) -> Pass:

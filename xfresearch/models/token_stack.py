@@ -1,6 +1,7 @@
 """A stack of blocks that reads tokens: embed -> blocks -> norm. A language model is one with an output head; its encoder, if
 it has one, is another (encoder.py)."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal, TypeVar
 
@@ -19,7 +20,6 @@ from xfresearch.models.parameters import draw, kernel_std, parameter, times
 from xfresearch.models.positions import sinusoidal
 from xfresearch.models.stack import StackConfig
 from xfresearch.models.stream import Stream
-from xfresearch.models.taps import Request
 from xfresearch.runtime.errors import require
 
 T = TypeVar("T", bound="TokenStackConfig")
@@ -123,15 +123,15 @@ class TokenStack(nnx.Module):
         self.embedding_norm = Norm(config.norm_spec(config.embedding_norm), "D", (D,), dtype)
         self.final_norm = Norm(config.norm_spec(config.final_norm), "D", (D,), dtype)
 
-    def through(self, table_VD, tokens_BL, ctx: Context, caches, layers: str, remat: str, taps: Request):
-        """The hidden states [B, L, D] after the final norm, and the other results of the blocks. The taps of `ctx` are
-        those outside of the blocks."""
+    def begin(self, table_VD, tokens_BL, ctx: Context) -> tuple[Stream, Context]:
+        """What the first block reads."""
         ctx = replace(ctx, shared=self.shared.values())
         x_BLD = ctx.tap("embed", ctx.shard(self.embedded(table_VD, tokens_BL, ctx), "BLD"))
-        run_blocks = stack.unroll if layers == "unroll" or stack.are_apart(self.blocks) else stack.scan
-        stream = stack.first_stream(self.config, x_BLD, ctx)
-        stream, of_blocks = run_blocks(self.config, self.blocks, stream, ctx, caches, stack.REMAT[remat], taps)
-        return ctx.tap("final", self.end(stream)), of_blocks
+        return stack.first_stream(self.config, x_BLD, ctx), ctx
+
+    def runner(self, layers: str) -> Callable:
+        """The function that runs the blocks: stack.unroll, also for layers that are apart, or stack.scan."""
+        return stack.unroll if layers == "unroll" or stack.are_apart(self.blocks) else stack.scan
 
     def end(self, stream: Stream):
         """What is read after the last layer: the output of the final norm, in most layouts."""

@@ -58,9 +58,10 @@ class Transformer(TokenStack):
         ctx, encoded = self.encoded(ctx, caches, layers, remat, taps)
         outside = taps.outside()
         table_VD = self.embed.table[...]
-        hidden_BLD, of_blocks = self.through(
-            table_VD, tokens_BL, replace(ctx, taps=outside), caches, layers, remat, taps
-        )
+        stream, ctx = self.begin(table_VD, tokens_BL, replace(ctx, taps=outside))
+        run_blocks = self.runner(layers)
+        stream, of_blocks = run_blocks(self.config, self.blocks, stream, ctx, caches, stack.REMAT[remat], taps)
+        hidden_BLD = ctx.tap("final", self.end(stream))
         captures = encoded.captures | of_blocks.captures | {OUTSIDE: outside.values}
         losses = stack.add_losses(encoded.losses, of_blocks.losses)
         return Output(hidden_BLD, losses, of_blocks.caches, encoded.statistics | of_blocks.statistics, captures)

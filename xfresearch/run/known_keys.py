@@ -34,7 +34,7 @@ def check(arguments: list[str]) -> None:
             block, _, option = name.removeprefix(f"{owner}.blocks.").partition(".")
             if name.startswith(f"{owner}.blocks.") and option:  # a file may name its blocks as it likes
                 group["blocks"].setdefault(block, group["blocks"]["main"])
-        find(tree, name, value, has="has, in one kind or another,")
+        find(tree, name, value, all_kinds=True)
 
 
 def _stacks(model: dict) -> list[tuple[str, dict]]:
