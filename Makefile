@@ -66,7 +66,7 @@ wheel: $(VENV)/.ready-wheel
 
 trackers: $(VENV)/.ready-test
 	$(BIN)/python -m pip install --quiet -r requirements-trackers.txt
-	$(BIN)/python -m pytest tests/training/test_trackers.py
+	$(BIN)/python -m pytest tests/training/test_trackers.py tests/studies/test_tracking.py
 
 eval: $(VENV)/.ready-eval
 	$(BIN)/python -m pytest tests/harness tests/evaluation/test_decoded.py

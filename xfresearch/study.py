@@ -1,5 +1,5 @@
 """python -m xfresearch.study --config FILE[:arg] --workdir DIR [--plan] [--job I] [--reuse DIR ...]
-                          [--config.key=value ...]
+                          [--tracker NAME] [--config.key=value ...]
 python -m xfresearch.study --report --workdir DIR
 python -m xfresearch.study --runs RUN RUN ... --workdir DIR [flags of xfresearch.compare]
 
@@ -18,6 +18,7 @@ examples:
   python -m xfresearch.study --config configs/studies/w_o.py:tiny --workdir studies/try
   python -m xfresearch.study --config configs/studies/w_o.py --workdir studies/w_o --plan
   python -m xfresearch.study --config configs/studies/w_o.py --workdir gs://bucket/w_o --job auto
+  python -m xfresearch.study --config configs/studies/w_o.py --workdir studies/w_o --tracker wandb
   python -m xfresearch.study --runs runs/a runs/b --workdir studies/a_and_b
 
 The same command again goes on where it stopped; when all runs have ended, it writes the report. Started several times, it
@@ -37,7 +38,7 @@ def main(arguments: list[str]) -> None:
         raise UserError("--config FILE or --runs RUN RUN ... is required (see --help)")
     shipped.require(options.config)
     from xfresearch.runtime.files import check_output, write_json
-    from xfresearch.studies import cells, conducting, design, ledger, report, running
+    from xfresearch.studies import cells, conducting, design, ledger, report, running, tracking
 
     study = design.read(["--config", options.config, *overrides])
     study = design.with_sizes(study, [*conducting.added_sizes(options.workdir), *options.add_rung])
@@ -46,6 +47,7 @@ def main(arguments: list[str]) -> None:
     check_output("--workdir", f"{options.workdir}/{conducting.DESIGN}")
     conducting.require_same_design(study, options.workdir)
     store = running.open_store(options.workdir, options.reuse)
+    record = tracking.Record(study, store.folder, options.tracker) if options.tracker else None
     job = None if options.job is None else jobs.chosen(cells.jobs(study), options.job)
     planned = _plan(study, store, options)
     if options.plan or options.time:
@@ -53,11 +55,13 @@ def main(arguments: list[str]) -> None:
     ended = conducting.results(planned.ladder, store, planned.matched)
     ledger.begin(study, store.folder, ended.values(), options.reuse)
     write_json(store.folder / conducting.DESIGN, design.described(study))
-    trials = conducting.conduct(planned.ladder, store, planned.matched, job)
+    trials = conducting.conduct(planned.ladder, store, planned.matched, job, record)
     if left := len(conducting.left(planned.ladder, trials)):
         print(f"no report yet: {left} of {left + len(trials)} runs have not ended")
         return
     results = conducting.write_report(planned.ladder, store, planned.matched, trials)
+    if record:
+        record.verdicts(results)
     print("\n".join(["", *report.verdicts(results), "", f"report     {options.workdir}/report.html"]))
 
 
@@ -169,6 +173,8 @@ def parser() -> command.Parser:
     reuse = "directories of other studies: a run whose config is the same is not trained again"
     add = "sizes of config.more_sizes that join the ladder of the directory, with all its runs"
     made.add_argument("--add-rung", nargs="+", default=(), metavar="SIZE", help=add)
+    tracker = "where every run that has ended and the verdicts go as well; jsonl: tracker/entries.jsonl (docs/studies.md)"
+    made.add_argument("--tracker", choices=("wandb", "mlflow", "tensorboard", "jsonl"), metavar="NAME", help=tracker)
     made.add_argument("--reuse", nargs="+", default=(), metavar="DIR", help=reuse)
     return made
 

@@ -11,7 +11,7 @@ import pytest
 from scipy import stats
 
 from tests.studies import test_merging
-from tests.studies.tiny import FILE, MADE, run, time_nothing
+from tests.studies.tiny import FILE, MADE, entries, run, time_nothing
 from xfresearch.runtime.errors import UserError
 from xfresearch.runtime.files import read_object, write_json
 from xfresearch.studies import conducting, design, ledger, running, study_plan
@@ -55,7 +55,7 @@ def finished(config, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         time_nothing(patch)
         patch.setattr(conducting, "run_trial", planted)
-        run(config, folder)
+        run(config, folder, "--tracker", "jsonl")
     return folder
 
 
@@ -66,7 +66,9 @@ def instant(monkeypatch):
 
 
 def copied(finished, folder):
-    for name in ("study.json", "runs.json", "seconds.json", "ledger.json"):
+    (folder / "tracker").mkdir()
+    kept = ("study.json", "runs.json", "seconds.json", "ledger.json", "tracker/entries.jsonl", "tracker/sent.json")
+    for name in kept:
         (folder / name).write_bytes((finished / name).read_bytes())
     return folder
 
@@ -112,9 +114,24 @@ def test_the_results_are_a_table_for_a_paper_and_a_figure(finished):
     assert len((finished / "runs.csv").read_text().splitlines()) == 1 + read_object(finished / "results.json")["runs"]
 
 
+def test_a_tracker_has_every_run_and_the_verdicts(finished):
+    *runs, verdicts = entries(finished)
+    names = ("rung", "arm", "learning_rate", "seed", "use", "parameters", "tokens")
+    sent = [*([*(str(entry[name]) for name in names), str(entry["evaluation/bits_per_byte"])] for entry in runs)]
+    table = csv.DictReader((finished / "runs.csv").read_text().splitlines())
+    assert sorted(sent) == sorted([row[name] for name in (*names, "metric")] for row in table)
+    for row in csv.DictReader((finished / "differences.csv").read_text().splitlines()):
+        for name in ("difference", "low", "high"):
+            assert verdicts[f"{row['rung']}/{row['arm']}/{name}"] == float(row[name])
+    (version,) = ledger.read(finished)
+    assert list(verdicts["verdicts"].values()) == version["verdicts"] and verdicts["version"] == version["digest"]
+
+
 def test_another_margin_is_another_version_beside_the_first(config, finished, tmp_path, instant):
     copied(finished, tmp_path)
-    run(config, tmp_path, "--config.margin=0.2")
+    run(config, tmp_path, "--config.margin=0.2", "--tracker", "jsonl")
+    *before, verdicts = entries(tmp_path)
+    assert before == entries(finished) and verdicts["margin"] == 0.2  # no run is sent again
     outcome = read_object(tmp_path / "results.json")
     assert outcome["ladder"]["parallel"]["verdict"] == "equivalent"
     first, second = outcome["versions"]
@@ -140,8 +157,8 @@ def test_runs_of_another_study_come_with_its_versions(config, finished, tmp_path
 
 def test_the_same_design_makes_no_version_and_one_that_is_changed_by_hand_is_refused(config, finished, tmp_path, instant):
     copied(finished, tmp_path)
-    run(config, tmp_path)
-    assert len(ledger.read(tmp_path)) == 1
+    run(config, tmp_path, "--tracker", "jsonl")  # which is no part of the design
+    assert len(ledger.read(tmp_path)) == 1 and entries(tmp_path) == entries(finished)
     written = json.loads((tmp_path / "ledger.json").read_text())
     written["versions"][0]["design"]["margin"] = 0.2
     (tmp_path / "ledger.json").write_text(json.dumps(written))

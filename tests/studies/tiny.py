@@ -1,5 +1,7 @@
 """A study of two tiny models, and its command."""
 
+import json
+
 from xfresearch import study
 from xfresearch.studies import study_plan
 
@@ -22,6 +24,11 @@ MADE = {"commit": "", "date": "", "machine": {"cpu": "", "cores": 1, "devices": 
 
 def run(config: list[str], workdir, *more: str) -> None:
     study.main([*config, "--workdir", str(workdir), *more])
+
+
+def entries(folder) -> list[dict]:
+    """What a study sent to the tracker 'jsonl'."""
+    return [json.loads(line) for line in (folder / "tracker" / "entries.jsonl").read_text().splitlines()]
 
 
 def time_nothing(monkeypatch) -> None:

@@ -25,6 +25,7 @@ from xfresearch.studies.design import Study, described, rungs
 from xfresearch.studies.frequencies import of_frequencies
 from xfresearch.studies.matching import Matched
 from xfresearch.studies.running import RUNS_FILE, Store, deciding, read_runs, run_trial, seconds, tidy
+from xfresearch.studies.tracking import Record
 from xfresearch.training.claims import Busy
 
 WAIT = 2.0  # seconds, if all runs that are ready are in other processes
@@ -135,10 +136,13 @@ def results(
     return ended
 
 
-def conduct(ladder: Ladder, store: Store, solved: Mapping[Cell, Matched], job: int | None = None) -> dict[Trial, dict]:
+def conduct(
+    ladder: Ladder, store: Store, solved: Mapping[Cell, Matched], job: int | None = None, record: Record | None = None
+) -> dict[Trial, dict]:
     """Makes all runs that are left, with one progress bar; of several processes, each takes the next run that is ready and
     that no other one has. With the number of a job, makes one run. Waits if all that are ready are in other processes,
-    because others may follow from them. Returns the results of all finished runs."""
+    because others may follow from them. record: tells a tracker of every run that has ended. Returns the results of all
+    finished runs."""
     study, ended = ladder.study, results(ladder, store, solved)
     outcome.require_same_data(ended)
     with_checkpoints = {each.parent for each in found_in(store.folder, "*/*/*/checkpoints")}
@@ -154,6 +158,12 @@ def conduct(ladder: Ladder, store: Store, solved: Mapping[Cell, Matched], job: i
         progress.update(steps(ended) - progress.done)
         progress.extend(steps(ended) + steps(left(ladder, ended)) - (progress.total or 0))
 
+    def keep(known: Mapping[Trial, dict]) -> dict[Trial, dict]:
+        ended = _keep_runs(ladder, store, solved, known)
+        if record:
+            record.runs(solved, ended)
+        return ended
+
     with stage("study", steps(ended) + steps(left(ladder, ended)), "updates") as progress:
         while ready := ladder.ready(_values(study, ended)):
             show(progress)
@@ -163,11 +173,11 @@ def conduct(ladder: Ladder, store: Store, solved: Mapping[Cell, Matched], job: i
                 time.sleep(WAIT)
                 ended = results(ladder, store, solved, ended)
                 continue
-            ended = _keep_runs(ladder, store, solved, ended | made)
+            ended = keep(ended | made)
             if job is not None:
                 break
         show(progress)
-    return _keep_runs(ladder, store, solved, ended)
+    return keep(ended)
 
 
 def _make_one(study: Study, store: Store, solved, ready: Iterable[Trial], count) -> dict[Trial, dict] | None:

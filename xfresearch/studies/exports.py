@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 
 from xfresearch.runtime.files import write_text
 from xfresearch.studies.cells import Trial
+from xfresearch.studies.design import Rung
 from xfresearch.studies.running import less_is_better
 
 RUN = ("rung", "size", "tokens_per_parameter", "arm", "parameters", "tokens", "learning_rate", "seed", "use", "metric")
@@ -26,14 +27,20 @@ def write(folder, outcome: Mapping, results: Mapping[Trial, Mapping], picture: s
 def runs(outcome: Mapping, results: Mapping[Trial, Mapping]) -> list[tuple]:
     """A row for each run, with the columns RUN. The metric is such that less is better; '' for a run that diverged."""
     metric, rows = outcome["study"]["metric"], []
-    for (cell, rate, seed), result in results.items():
-        here = outcome["sizes"][cell.rung]
-        arm = here["arms"][cell.arm]
+    for trial, result in results.items():
+        here = outcome["sizes"][trial.cell.rung]
+        arm = here["arms"][trial.cell.arm]
         value = less_is_better(metric, result["evaluation"].get(metric))
-        named = (cell.rung, here["size"], here["budget"] or "", cell.arm, arm["parameters"], arm["tokens"])
-        use = "chooses the rate" if Trial(cell, rate, seed).tunes else "decides"
-        rows.append((*named, rate, seed, use, value if value == value else ""))
+        rung = Rung(trial.cell.rung, here["size"], here["budget"])
+        rows.append((*of_run(rung, trial, arm["parameters"], arm["tokens"]), value if value == value else ""))
     return rows
+
+
+def of_run(rung: Rung, trial: Trial, parameters: int, tokens: int) -> tuple:
+    """What a run is: the columns RUN without the metric."""
+    use = "chooses the rate" if trial.tunes else "decides"
+    named = (rung.name, rung.size, rung.budget or "", trial.cell.arm, parameters, tokens)
+    return (*named, trial.rate, trial.seed, use)
 
 
 def differences(outcome: Mapping) -> list[tuple]:

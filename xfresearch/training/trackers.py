@@ -1,4 +1,5 @@
-"""Trackers: callbacks that send the rows of metrics.jsonl to a library's log, by `log.tracker`.
+"""Trackers: callbacks that send the rows of metrics.jsonl to a library's log, by `log.tracker`. A study opens a log for
+each of its runs (studies/tracking.py).
 
 Each library is imported only if it is chosen. Its own environment variables say where it logs: WANDB_PROJECT, WANDB_MODE
 ('offline' needs no account), MLFLOW_TRACKING_URI, MLFLOW_EXPERIMENT_NAME. An error while the run trains ends the tracking
@@ -11,14 +12,15 @@ import secrets
 import sys
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, NamedTuple
 
-from xfresearch.config.comparing import flat
+from etils import epath
+
 from xfresearch.run.config import Config
-from xfresearch.runtime.errors import UserError, require
+from xfresearch.runtime.errors import UserError
 from xfresearch.runtime.files import exists, in_bucket, inside, read_object, write_json
 from xfresearch.runtime.schema import check
 from xfresearch.training.callbacks import Callback, Figures, Start, scalars
@@ -28,6 +30,17 @@ from xfresearch.training.tensorboard import Events
 PROJECT = "xfresearch"  # of W&B, and the experiment of MLflow, unless their variables name another
 FILE = "tracker.json"  # in a run's directory: the id of the run in the tracker, which a run that resumes continues
 MOST_PARAMS = 100  # that MLflow takes at once
+
+
+class Log(NamedTuple):
+    """A log of a tracker, which is opened."""
+
+    folder: epath.Path  # of the library's files
+    name: str
+    options: Mapping[str, Any]  # nested; what it says beside its numbers
+    step: int = 0  # that it goes on from; 0 for a new one
+    id: str = ""  # in the tracker; '' for a new one
+    study: str = ""  # the study whose run it is; '' for none
 
 
 class Tracker(Callback):
@@ -40,8 +53,8 @@ class Tracker(Callback):
         self._open = False
 
     @abstractmethod
-    def begin(self, start: Start) -> None:
-        """Opens the log."""
+    def begin(self, log: Log) -> str:
+        """Opens the log, and returns its id in the tracker; '' without ids."""
 
     @abstractmethod
     def write(self, step: int, figures: dict[str, float]) -> None:
@@ -53,10 +66,10 @@ class Tracker(Callback):
 
     def on_start(self, start: Start) -> None:
         try:
-            self.begin(start)
+            made = self.begin(_log_of(start)._replace(id=_known_id(start, self.name)))
+            write_json(start.workdir / FILE, {"tracker": self.name, "id": made})
         except self.errors as error:
-            first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            raise UserError(f"config.log.tracker={self.name!r}: {first}") from error
+            raise UserError(f"config.log.tracker={self.name!r}: {first_line(error)}") from error
         self._open = True
 
     def on_row(self, step: int, kind: str, figures: Figures) -> None:
@@ -80,18 +93,20 @@ class Tracker(Callback):
 
 
 class TensorBoard(Tracker):
-    """Event files in `workdir`/tensorboard."""
+    """Event files in the directory tensorboard, where each run of a study has one with its name."""
 
     name = "tensorboard"
 
-    def begin(self, start: Start) -> None:
-        self.errors = Exception if in_bucket(start.workdir) else OSError  # gcsfs has errors of its own
-        self._events = Events(str(inside(start.workdir, "tensorboard")), start.step)
+    def begin(self, log: Log) -> str:
+        self.errors = Exception if in_bucket(log.folder) else OSError  # gcsfs has errors of its own
+        names = (log.name,) if log.study else ()
+        self._events = Events(str(inside(log.folder, "tensorboard", *names)), log.step)
+        return ""
 
     def on_start(self, start: Start) -> None:
         self._open = True
         with self._or_warning():  # a full disk does not stop a run
-            self.begin(start)
+            self.begin(_log_of(start))
 
     def write(self, step: int, figures: dict[str, float]) -> None:
         for tag, value in figures.items():
@@ -107,23 +122,24 @@ class WandB(Tracker):
 
     name = "wandb"
 
-    def begin(self, start: Start) -> None:
+    def begin(self, log: Log) -> str:
         import wandb
 
-        run_id = _known_id(start, self.name) or secrets.token_hex(8)
-        folder = {} if in_bucket(start.workdir) else {"dir": str(start.workdir)}
+        run_id = log.id or secrets.token_hex(8)
+        folder = {} if in_bucket(log.folder) else {"dir": str(log.folder)}
         self._run = wandb.init(
             project=os.environ.get("WANDB_PROJECT", PROJECT),
-            name=start.workdir.name,
+            name=log.name,
+            group=log.study or None,
             id=run_id,
             resume="allow",
-            config=dataclasses.asdict(start.config),
+            config=dict(log.options),
             settings=wandb.Settings(console="off"),  # our filter of control characters has the streams
             **folder,
         )
-        _keep_id(start, self.name, run_id)
         self._run.define_metric("step")
         self._run.define_metric("*", step_metric="step")
+        return run_id
 
     def write(self, step: int, figures: dict[str, float]) -> None:
         self._run.log({"step": step, **figures})
@@ -137,20 +153,23 @@ class MLflow(Tracker):
 
     name = "mlflow"
 
-    def begin(self, start: Start) -> None:
+    def begin(self, log: Log) -> str:
         import mlflow
         from mlflow.entities import Param
 
         self._client = mlflow.MlflowClient()
         self._sent: Any = None  # the last rows that were given to MLflow's thread
-        known = _known_id(start, self.name)
-        if known:
-            self._client.update_run(known, status="RUNNING")
-        self._run = known or self._client.create_run(self._experiment(), run_name=start.workdir.name).info.run_id
-        _keep_id(start, self.name, self._run)
-        params = [Param(key, str(value)) for key, value in flat(start.config).items()]
-        for first in range(0, 0 if known else len(params), MOST_PARAMS):
+        if log.id:
+            self._client.update_run(log.id, status="RUNNING")
+        self._run: str = log.id or self._new(log)
+        params = [Param(key, str(value)) for key, value in _dotted(log.options)]
+        for first in range(0, 0 if log.id else len(params), MOST_PARAMS):
             self._client.log_batch(self._run, params=params[first : first + MOST_PARAMS])
+        return self._run
+
+    def _new(self, log: Log) -> str:
+        tags = {"study": log.study} if log.study else {}
+        return str(self._client.create_run(self._experiment(), run_name=log.name, tags=tags).info.run_id)
 
     def _experiment(self) -> str:
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
@@ -176,11 +195,32 @@ TRACKERS: dict[str, Callable[[], Tracker]] = {"tensorboard": TensorBoard, "wandb
 def chosen(config: Config) -> list[Tracker]:
     """The tracker of log.tracker; none for 'jsonl'. Raises UserError if its library is not installed."""
     name = config.log.tracker
-    if name not in TRACKERS:
-        return []
-    installed = name == "tensorboard" or find_spec(name) is not None
-    require(installed, "log.tracker", name, f"one whose library is installed: pip install {name}")
-    return [TRACKERS[name]()]
+    return [tracker_of(name, "config.log.tracker")] if name in TRACKERS else []
+
+
+def tracker_of(name: str, option: str) -> Tracker:
+    """A tracker that `option` names. Raises UserError if its library is not installed."""
+    if name != "tensorboard" and find_spec(name) is None:
+        raise UserError(f"{option}={name!r} is not allowed: it must be one whose library is installed: pip install {name}")
+    return TRACKERS[name]()
+
+
+def first_line(error: Exception) -> str:
+    """What went wrong, of a library whose errors may have many lines."""
+    return (in_words(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def _log_of(start: Start) -> Log:
+    return Log(start.workdir, start.workdir.name, dataclasses.asdict(start.config), start.step)
+
+
+def _dotted(options: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
+    """(dotted path, value) of every option."""
+    for name, value in options.items():
+        if isinstance(value, Mapping):
+            yield from _dotted(value, f"{before}{name}.")
+        else:
+            yield f"{before}{name}", value
 
 
 def _known_id(start: Start, name: str) -> str:
@@ -190,7 +230,3 @@ def _known_id(start: Start, name: str) -> str:
         return ""
     kept = check(read_object(file), {"tracker": str, "id": str}, file)
     return kept["id"] if kept["tracker"] == name else ""
-
-
-def _keep_id(start: Start, name: str, run_id: str) -> None:
-    write_json(start.workdir / FILE, {"tracker": name, "id": run_id})
