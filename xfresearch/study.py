@@ -173,7 +173,7 @@ def parser() -> command.Parser:
     reuse = "directories of other studies: a run whose config is the same is not trained again"
     add = "sizes of config.more_sizes that join the ladder of the directory, with all its runs"
     made.add_argument("--add-rung", nargs="+", default=(), metavar="SIZE", help=add)
-    tracker = "where every run that has ended and the verdicts go as well; jsonl: tracker/entries.jsonl (docs/studies.md)"
+    tracker = "wandb, mlflow, tensorboard, or jsonl (tracker/entries.jsonl): has every run that has ended, and the verdicts"
     made.add_argument("--tracker", choices=("wandb", "mlflow", "tensorboard", "jsonl"), metavar="NAME", help=tracker)
     made.add_argument("--reuse", nargs="+", default=(), metavar="DIR", help=reuse)
     return made
