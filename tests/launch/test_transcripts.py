@@ -1,4 +1,4 @@
-"""What docs/launch.md says that the scripts print is what they print, and each event ends as it should."""
+"""What the launch scripts print is what docs/data/tables/launch_output.md has, and each event ends as it should."""
 
 import re
 
@@ -12,5 +12,5 @@ def test_the_page_has_what_the_script_prints(event, tmp_path):
     said, code, verbs = transcripts.play(event, tmp_path)
     assert code == event.code, said
     page = transcripts.PAGE.read_text()
-    found = re.search(rf"^### {re.escape(event.title)}\n\n```text\n(.*?)\n```$", page, re.M | re.S)
+    found = re.search(rf"^## {re.escape(event.title)}\n\n```text\n(.*?)\n```$", page, re.M | re.S)
     assert (found[1] if found else "") == said, "python -m tests.launch.transcripts"

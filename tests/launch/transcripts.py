@@ -1,7 +1,8 @@
 """python -m tests.launch.transcripts
 
-Writes what the launchers print in certain events into docs/launch.md. The events are played by the stand-ins, so nothing was
-run on a cloud; test_transcripts.py checks that the page has what the scripts print now, and how each event ends.
+Writes docs/data/tables/launch_output.md: what the launchers print in certain events. The events are played by the
+stand-ins, so nothing was run on a cloud; test_transcripts.py checks that the page has what the scripts print now, and how
+each event ends.
 """
 
 import os
@@ -15,7 +16,7 @@ from typing import NamedTuple
 
 from tests.launch.stand_ins import ROOT, TPUS, Launcher, without_folders
 
-PAGE = ROOT / "docs" / "launch.md"
+PAGE = ROOT / "docs" / "data" / "tables" / "launch_output.md"
 JOB = "python -m xfresearch.train --config configs/llama.py --workdir gs://my-bucket/llama --config.mesh.fsdp=16"
 TPU_VM = "tpu_vm.sh --name llama --zone {} --accelerator v6e-16 --spot"
 LIST, NODES, SSH, SAVED = f"{TPUS} list", "tpu-vm list", "detached", "storage ls"
@@ -25,10 +26,10 @@ NO_ZONE = f"{_ERROR}list) PERMISSION_DENIED: Permission denied on 'locations/eur
 NO_CAPACITY = "FAILED\tThere is no more capacity in the zone"
 
 
-TITLE = """## What the scripts print
+TITLE = """# What the launch scripts print
 
 The events are played by `python -m tests.launch.transcripts` with stand-ins of `gcloud`, `xpk` and Slurm. The commands that
-the scripts print (lines with `+`) are left out.
+the scripts print (lines with `+`) are left out. [Launching](../../launch.md).
 """
 
 
@@ -134,13 +135,13 @@ def _shortened(text: str) -> str:
     return "\n".join(line for line in text.splitlines() if not re.search(r"^\+ |pack.sh|files are not packed|^Hangup", line))
 
 
-def section(folder: Path) -> str:
-    """The events in which a script says something, as the last section of docs/launch.md."""
+def page(folder: Path) -> str:
+    """The events in which a script says something, as docs/data/tables/launch_output.md."""
     said = [play(event, folder / str(number))[0] for number, event in enumerate(EVENTS)]
-    parts = [f"### {event.title}\n\n```text\n{text}\n```\n" for event, text in zip(EVENTS, said, strict=True) if text]
+    parts = [f"## {event.title}\n\n```text\n{text}\n```\n" for event, text in zip(EVENTS, said, strict=True) if text]
     return "\n".join([TITLE, *parts])
 
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as made:
-        PAGE.write_text(PAGE.read_text().partition(TITLE.splitlines()[0])[0] + section(Path(made)))
+        PAGE.write_text(page(Path(made)))
