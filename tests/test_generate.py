@@ -63,6 +63,59 @@ def test_several_prompts_are_labelled_and_written_as_json(run, tmp_path, capsys)
     assert all(0 < s["tokens"] <= 20 for s in result["samples"])
 
 
+@pytest.fixture(scope="module")
+def of_pairs(tmp_path_factory):
+    return make_run(tmp_path_factory.mktemp("runs") / "pairs", "tasks/sort", steps=(10,))
+
+
+def test_sources_are_decoded_with_beams_without_a_temperature(of_pairs, tmp_path, capsys):
+    (tmp_path / "s.txt").write_text("cab")
+    options = ["--source", "hello", "--source-file", str(tmp_path / "s.txt"), "--prompt", "a", "--max-new-tokens", "6"]
+    options += ["--beams", "2", "--length-penalty", "0.5", "--json", str(tmp_path / "out.json")]
+    generate.main(["--workdir", str(of_pairs), *options])
+    texts = loading.load(of_pairs).generate(
+        "a", 6, source=["hello", "cab"], beams=2, length_penalty=0.5, temperature=0.0
+    )
+    out = capsys.readouterr().out
+    assert out == f"--- source 1 of 2 ---\na{texts[0]}\n\n--- source 2 of 2 ---\na{texts[1]}\n"
+    result = json.loads((tmp_path / "out.json").read_text())
+    assert [(s["source"], s["prompt"], s["text"]) for s in result["samples"]] == [
+        ("hello", "a", texts[0]),
+        ("cab", "a", texts[1]),
+    ]
+    assert (result["beams"], result["length_penalty"], result["temperature"]) == (2, 0.5, 0.0)
+
+
+def test_special_tokens_of_sources_and_targets_are_tokens_once(of_pairs, capsys):
+    lm = loading.load(of_pairs)
+    end = lm.tokenizer.end_of_text
+    options = generate.parse(["--workdir", "x", "--special-tokens"])
+    assert generate.source_inputs(lm, ["a<|endoftext|>b", "a<|endoftext|>", ""], options) == [
+        [ord("a"), end, ord("b"), end],
+        [ord("a"), end],
+        [end],
+    ]
+    assert list(generate.inputs(lm, ["", "a"], options)) == [[end], [end, ord("a")]]
+
+
+@pytest.mark.parametrize(
+    "options, text",
+    [
+        ([], "source is missing: this model has an encoder"),
+        (["--source", "a", "--beams", "2", "--temperature", "0.5"], "temperature=0.5 is not allowed with beams=2"),
+        (["--source", "a", "--beams", "0"], "beams=0"),
+        (["--source", "a", "--length-penalty", "2"], "length_penalty=2.0 is not allowed with beams=1"),
+        (["--source", "a", "--prompt", "b", "--prompt", "c"], "2 prompts .* one prompt, or one for each of 1 source"),
+        (["--source", "a", "--chat"], "--chat is not allowed with --source"),
+        (["--source-file", "/nowhere/s.txt"], "--source-file=/nowhere/s.txt: No such file"),
+    ],
+)
+def test_mistakes_with_sources_give_one_line_errors(of_pairs, options, text):
+    with pytest.raises(UserError, match=text) as caught:
+        generate.main(["--workdir", str(of_pairs), *options])
+    assert "\n" not in str(caught.value)
+
+
 def test_without_a_prompt_the_model_starts_a_new_text(run, capsys):
     generate.main(["--workdir", str(run), "--max-new-tokens", "10", "--temperature", "0"])
     lm = loading.load(run)
@@ -108,6 +161,7 @@ def test_the_rate_excludes_the_chunk_that_waits_for_compilation(monkeypatch):
         (["--prompt-file", "/nowhere/p.txt"], "--prompt-file=/nowhere/p.txt: No such file"),
         (["--json", "/"], "--json=/ cannot be written"),
         (["--promt", "a"], "--promt"),
+        (["--source", "a"], r"source is not allowed: this model has no encoder \(model.stacks\)"),
     ],
 )
 def test_mistakes_give_one_line_errors(run, options, text):
@@ -118,7 +172,7 @@ def test_mistakes_give_one_line_errors(run, options, text):
 
 def test_a_prompt_file_is_read_without_changes(tmp_path):
     (tmp_path / "p.txt").write_bytes("a\r\nnä\n".encode())
-    assert generate.read_prompt(str(tmp_path / "p.txt")) == "a\r\nnä\n"
+    assert generate.read_text("--prompt-file", str(tmp_path / "p.txt")) == "a\r\nnä\n"
 
 
 def test_the_error_for_a_prompt_that_is_not_utf8_names_file_and_byte(run, tmp_path):

@@ -1,6 +1,7 @@
-"""python -m xfresearch.generate --workdir DIR [--prompt TEXT ...]
+"""python -m xfresearch.generate --workdir DIR [--prompt TEXT ...] [--source TEXT ...]
 
-Continues prompts with a trained model. Text is streamed to standard output, timings go to standard error.
+Continues prompts with a trained model, or decodes sources with a model that has an encoder. Text is streamed to standard
+output, timings go to standard error.
 """
 
 import sys
@@ -8,7 +9,7 @@ import time
 from pathlib import Path
 
 from xfresearch.evaluation.held_out import at_least
-from xfresearch.models.sampling import DEFAULT
+from xfresearch.models.sampling import DEFAULT, Beams
 from xfresearch.runtime import command
 from xfresearch.runtime.errors import UserError
 from xfresearch.runtime.files import write_json
@@ -17,13 +18,19 @@ EPILOG = """\
 examples:
   python -m xfresearch.generate --workdir runs/quickstart --prompt "def main(" --temperature 0
   python -m xfresearch.generate --workdir runs/a --step 500 --prompt "class A" --prompt "import " --top-k 40 --seed 1
+  python -m xfresearch.generate --workdir runs/sort --source "hello" --source "world" --beams 4 --length-penalty 0.6
 
-Without a prompt, the model starts a new text. The same seed gives the same text."""
+Without a prompt, the model starts a new text. The same seed gives the same text.
+A prompt beside a source is the beginning of its target: one for all sources, or one for each."""
+
+SETTINGS = ("max_new_tokens", "temperature", "top_k", "top_p", "seed", "beams", "length_penalty")
 
 
 def main(arguments: list[str]) -> None:
     options = parse(arguments)
-    prompts = [*options.prompt, *map(read_prompt, options.prompt_file)] or [""]
+    prompts, sources = texts(options, "prompt") or [""], texts(options, "source")
+    if sources:
+        prompts = for_each(sources, prompts)
 
     from xfresearch.config.options import DataConfig
     from xfresearch.data.cache import enable_compilation_cache
@@ -31,18 +38,21 @@ def main(arguments: list[str]) -> None:
 
     enable_compilation_cache(DataConfig())
     lm = loading.load(options.workdir, options.step)
-    printer = Printer(prompts)
-    sampling = {name: getattr(options, name) for name in ("max_new_tokens", "temperature", "top_k", "top_p", "seed")}
+    printer = Printer(prompts, "source" if sources else "prompt")
+    settings = {name: getattr(options, name) for name in SETTINGS}
     if lm.step:
         print(f"{options.workdir}: step {lm.step:,}", file=sys.stderr)
-    texts = lm.generate(list(inputs(lm, prompts, options)), **sampling, stream=printer)
+    read = {"source": source_inputs(lm, sources, options)} if sources else {}
+    new = lm.generate(list(inputs(lm, prompts, options)), **settings, **read, stream=printer)
     printer.finish()
     if options.json:
         samples = [
             {"prompt": prompt, "text": text, "tokens": count}
-            for prompt, text, count in zip(prompts, texts, printer.counts, strict=True)
+            for prompt, text, count in zip(prompts, new, printer.counts, strict=True)
         ]
-        result = {"workdir": options.workdir, "step": lm.step, **sampling, **printer.timing(), "samples": samples}
+        if sources:
+            samples = [{"source": source, **sample} for source, sample in zip(sources, samples, strict=True)]
+        result = {"workdir": options.workdir, "step": lm.step, **settings, **printer.timing(), "samples": samples}
         write_json(options.json, result)
 
 
@@ -52,18 +62,12 @@ def parser() -> command.Parser:
     models = "a run's directory, one of its checkpoints, a Hugging Face folder, or a .bin file of llama2.c"
     made.add_argument("--workdir", metavar="DIR", required=True, help=models)
     made.add_argument("--step", type=at_least(0), metavar="N", help="checkpoint to use (default: the newest good one)")
-    made.add_argument(
-        "--prompt", action="append", default=[], metavar="TEXT", help="text to continue; may be repeated"
-    )
-    made.add_argument(
-        "--prompt-file",
-        action="append",
-        default=[],
-        metavar="FILE",
-        help="file with the text of a prompt; may be repeated",
-    )
+    for name, meaning in (("prompt", "text to continue"), ("source", "text that the encoder reads")):
+        made.add_argument(f"--{name}", action="append", default=[], metavar="TEXT", help=f"{meaning}; may be repeated")
+        words = f"file with the text of a {name}; may be repeated"
+        made.add_argument(f"--{name}-file", action="append", default=[], metavar="FILE", help=words)
     form = made.add_mutually_exclusive_group()
-    words = "special tokens in a prompt, such as <|endoftext|>, are tokens (default: they are text)"
+    words = "special tokens in a prompt or a source, such as <|endoftext|>, are tokens (default: they are text)"
     form.add_argument("--special-tokens", action="store_true", help=words)
     words = "each prompt is a message of the user, put into the chat template of the model's Hugging Face folder"
     form.add_argument("--chat", action="store_true", help=words)
@@ -73,46 +77,84 @@ def parser() -> command.Parser:
         metavar="N",
         help="longest text (default: 256, or fewer if the position table ends earlier)",
     )
-    for flag, kind, metavar, meaning in (
-        ("temperature", float, "T", "0 is greedy"),
-        ("top-k", int, "K", "sample from the K likeliest tokens; 0: all"),
-        ("top-p", float, "P", "sample from the fewest tokens with total probability P"),
+    for flag, kind, metavar, meaning, default in (
+        ("temperature", float, "T", "0 is greedy", f"{DEFAULT.temperature}, or 0 with --beams"),
+        ("top-k", int, "K", "sample from the K likeliest tokens; 0: all", DEFAULT.top_k),
+        ("top-p", float, "P", "sample from the fewest tokens with total probability P", DEFAULT.top_p),
+        ("beams", int, "N", "search for the likeliest text with N beams", 1),
+        ("length-penalty", float, "A", "score of a beam: sum of log p / tokens^A", Beams.length_penalty),
     ):
-        default = getattr(DEFAULT, flag.replace("-", "_"))
+        value = None if flag == "temperature" else default
         words = f"{meaning} (default: {default})"
-        made.add_argument(f"--{flag}", type=kind, default=default, metavar=metavar, help=words)
+        made.add_argument(f"--{flag}", type=kind, default=value, metavar=metavar, help=words)
     made.add_argument("--seed", type=int, default=0, metavar="N", help="seed of sampling (default: 0)")
     made.add_argument("--json", metavar="FILE", help="also write prompts, texts and timings as JSON")
     return made
 
 
 def parse(arguments: list[str]):
-    return parser().parse_args(arguments)
+    options = parser().parse_args(arguments)
+    if options.temperature is None:
+        options.temperature = DEFAULT.temperature if options.beams == 1 else 0.0
+    if options.chat and (options.source or options.source_file):
+        raise UserError("--chat is not allowed with --source: a chat template is for prompts of a model of a single stack")
+    return options
+
+
+def texts(options, name: str) -> list[str]:
+    """The texts of --NAME, and then those of the files of --NAME-file."""
+    files = getattr(options, f"{name}_file")
+    return [*getattr(options, name), *(read_text(f"--{name}-file", path) for path in files)]
+
+
+def for_each(sources: list[str], prompts: list[str]) -> list[str]:
+    """The prompt of each source. Raises UserError if there is neither one for all of them nor one for each."""
+    if len(prompts) not in (1, len(sources)):
+        allowed = f"one prompt, or one for each of {len(sources)} sources"
+        raise UserError(f"{len(prompts)} prompts are not allowed: there must be {allowed}")
+    return prompts if len(prompts) == len(sources) else prompts * len(sources)
 
 
 def inputs(lm, prompts: list[str], options):
     """Each prompt as `lm.generate` reads it: a text, or token ids if special tokens or a chat template are asked for."""
+    from xfresearch.models.sources import target_ids
+
     for prompt in prompts:
         if options.chat:
             yield lm.chat(prompt)
+        elif not options.special_tokens:
+            yield prompt
+        elif lm.config.encoder:
+            yield target_ids(lm.config, lm.tokenizer, prompt, special_tokens=True)
         else:
-            yield lm.encode(prompt, special_tokens=True) if options.special_tokens else prompt
+            yield lm.encode(prompt, special_tokens=True)
 
 
-def read_prompt(path: str) -> str:
+def source_inputs(lm, sources: list[str], options) -> list:
+    """The sources as `lm.generate` reads them: texts, or token ids if special tokens are asked for."""
+    from xfresearch.models.sources import source_ids
+
+    if not options.special_tokens:
+        return sources
+    return [source_ids(lm.config, lm.tokenizer, source, special_tokens=True) for source in sources]
+
+
+def read_text(flag: str, path: str) -> str:
+    """The text of the file that `flag` names, as it is. Raises UserError if it cannot be read or is not UTF-8."""
     try:
-        return Path(path).read_bytes().decode("utf-8")  # not read_text, which would turn \r\n into \n
+        return Path(path).read_bytes().decode("utf-8")  # not read_text of Path, which would turn \r\n into \n
     except OSError as error:
-        raise UserError(f"--prompt-file={path}: {error.strerror or error}") from error
+        raise UserError(f"{flag}={path}: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
-        raise UserError(f"--prompt-file={path}: not UTF-8 at byte {error.start}") from error
+        raise UserError(f"{flag}={path}: not UTF-8 at byte {error.start}") from error
 
 
 class Printer:
     """Prints the texts in the order of the prompts: streams the first one, and prints the others when all are done."""
 
-    def __init__(self, prompts: list[str]):
+    def __init__(self, prompts: list[str], label: str = "prompt"):
         self.prompts = prompts
+        self.label = label  # what the texts are numbered by
         self.later_texts = [""] * len(prompts)
         self.counts = [0] * len(prompts)
         self.start = self.first = self.last = time.perf_counter()
@@ -157,7 +199,7 @@ class Printer:
 
     def _print_prompt(self, index: int) -> None:
         if len(self.prompts) > 1:
-            print(f"--- prompt {index + 1} of {len(self.prompts)} ---")
+            print(f"--- {self.label} {index + 1} of {len(self.prompts)} ---")
         print(self.prompts[index], end="", flush=True)
 
 

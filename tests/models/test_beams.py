@@ -12,11 +12,10 @@ from tests.contracts.two_stacks import MODELS
 from tests.contracts.variants import in_float64, model, random_params
 from xfresearch.loading.generating import sampling_or_beams
 from xfresearch.models import beams, decoding
-from xfresearch.models.beams import Beams
 from xfresearch.models.context import Source
 from xfresearch.models.inputs import forward
 from xfresearch.models.model_config import resolve_model
-from xfresearch.models.sampling import Sampling
+from xfresearch.models.sampling import Beams, Sampling
 from xfresearch.runtime.errors import UserError
 
 V, STOP, LONGEST = 6, 0, 10
@@ -86,6 +85,7 @@ def test_one_beam_is_greedy(x64):
         (lambda: Beams(0), "beams=0"),
         (lambda: Beams(2, math.inf), "length_penalty=inf"),
         (lambda: sampling_or_beams(Sampling(0.5), Beams(2)), "temperature=0.5 is not allowed with beams=2"),
+        (lambda: sampling_or_beams(Sampling(0.0), Beams(1, 2.0)), "length_penalty=2.0 is not allowed with beams=1"),
     ],
 )
 def test_errors_name_the_argument(how, words):

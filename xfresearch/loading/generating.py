@@ -7,11 +7,10 @@ from typing import Any
 
 from xfresearch.data.tokenizers import Tokenizer
 from xfresearch.models import beams, decoding
-from xfresearch.models.beams import Beams
 from xfresearch.models.context import Source
 from xfresearch.models.inputs import patches
 from xfresearch.models.model_config import LIMITS, ModelConfig, longest_sequence
-from xfresearch.models.sampling import Sampling
+from xfresearch.models.sampling import Beams, Sampling
 from xfresearch.models.taps import request
 from xfresearch.runtime.errors import UserError
 
@@ -48,8 +47,12 @@ def generated(
 
 
 def sampling_or_beams(sampling: Sampling, how: Beams) -> Sampling | Beams:
-    """The search, if it has more than one beam. Raises UserError if tokens are to be sampled as well."""
+    """The search, if it has more than one beam. Raises UserError if tokens are to be sampled as well, and for a length
+    penalty without a search."""
     if how.beams == 1:
+        if how.length_penalty != Beams.length_penalty:
+            allowed = "it is read only by a beam search, with beams above 1"
+            raise UserError(f"length_penalty={how.length_penalty} is not allowed with beams=1: {allowed}")
         return sampling
     if sampling.temperature:
         raise UserError(f"temperature={sampling.temperature} is not allowed with beams={how.beams}: it must be 0")

@@ -27,7 +27,6 @@ from xfresearch.kernels.cross_entropy import token_nll
 from xfresearch.loading import edits as edited
 from xfresearch.loading.generating import generated, sampling_or_beams
 from xfresearch.models import transformer
-from xfresearch.models.beams import Beams
 from xfresearch.models.inputs import (
     as_tokens,
     each_token,
@@ -40,7 +39,7 @@ from xfresearch.models.inputs import (
 )
 from xfresearch.models.memories import memory
 from xfresearch.models.model_config import ModelConfig, check_length
-from xfresearch.models.sampling import DEFAULT, Sampling
+from xfresearch.models.sampling import DEFAULT, Beams, Sampling
 from xfresearch.models.sources import SourceText, prompts_of, source_of
 from xfresearch.models.stack import ends_with
 from xfresearch.models.sublayer import Memory
@@ -246,7 +245,8 @@ class LanguageModel:
         `replace` is that of a call. Its functions get the values [B, L, ...] of the prompts, padded on the left, and then
         those [B, 1, ...] of each new token. Each function is compiled anew.
         `source` is what the encoder of a model with two stacks reads, a text or ids, or a list of them. The prompt is then
-        the beginning of the target. `beams` above 1 search for the likeliest text, with temperature 0 (models/beams.py).
+        the beginning of the target. `beams` above 1 search for the likeliest text, with temperature 0: that with
+        the largest sum of log p of its tokens over their number to the power of `length_penalty`.
         """
         tokenizer = self._reader()
         tokens, one, read = prompts_of(self.config, tokenizer, prompt, source)

@@ -8,9 +8,7 @@ gathers those that go on, with their caches, and the host keeps the texts.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
-from numbers import Integral, Real
 from typing import Any, NamedTuple
 
 import jax
@@ -21,21 +19,7 @@ from xfresearch.models import transformer
 from xfresearch.models.context import Source
 from xfresearch.models.decoding import advance, for_steps, pad_left, prefill, round_up, row_keys
 from xfresearch.models.model_config import ModelConfig
-from xfresearch.runtime.errors import UserError
-
-
-@dataclass(frozen=True)
-class Beams:
-    """How wide a search is. A length penalty above 0 is for longer texts, below 0 for shorter ones."""
-
-    beams: int = 4
-    length_penalty: float = 1.0
-
-    def __post_init__(self) -> None:
-        if not (isinstance(self.beams, Integral) and self.beams >= 1):
-            raise UserError(f"beams={self.beams!r} is not allowed: it must be an integer of at least 1")
-        if not (isinstance(self.length_penalty, Real) and abs(self.length_penalty) < float("inf")):
-            raise UserError(f"length_penalty={self.length_penalty!r} is not allowed: it must be a number")
+from xfresearch.models.sampling import Beams
 
 
 class Ended(NamedTuple):

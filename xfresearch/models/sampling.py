@@ -1,4 +1,4 @@
-"""How a token is sampled. Commands read the defaults here, so this file does not import JAX."""
+"""How tokens are chosen: sampling and beam search. Commands read the defaults here, so this file does not import JAX."""
 
 from dataclasses import dataclass
 from numbers import Integral, Real
@@ -26,6 +26,20 @@ class Sampling:
             value = getattr(self, name)
             if not (isinstance(value, kind) and fits(value)):
                 raise UserError(f"{name}={value!r} is not allowed: it must be {allowed}")
+
+
+@dataclass(frozen=True)
+class Beams:
+    """How wide a search is. A length penalty above 0 is for longer texts, below 0 for shorter ones."""
+
+    beams: int = 4
+    length_penalty: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not (isinstance(self.beams, Integral) and self.beams >= 1):
+            raise UserError(f"beams={self.beams!r} is not allowed: it must be an integer of at least 1")
+        if not (isinstance(self.length_penalty, Real) and abs(self.length_penalty) < float("inf")):
+            raise UserError(f"length_penalty={self.length_penalty!r} is not allowed: it must be a number")
 
 
 DEFAULT = Sampling()

@@ -50,15 +50,16 @@ def _read(model: ModelConfig, tokenizer: Any, given: Any) -> Source:
     if not isinstance(given, list | tuple) or not given or not all(isinstance(one, str) or _is_ids(one) for one in given):
         allowed = "a text, its token ids, a list of these, or integers [B, S]"
         raise UserError(f"source={shortened(repr(given))} is not allowed: it must be {allowed}")
-    return padded([_ids(model, tokenizer, one) for one in given])
+    texts = [source_ids(model, tokenizer, one) if isinstance(one, str) else _in_vocabulary(model, one) for one in given]
+    return padded([list(map(int, ids)) for ids in texts])
 
 
-def _ids(model: ModelConfig, tokenizer: Any, given: str | Sequence[int]) -> list[int]:
-    """The ids of a source. A text ends with end_of_text, as in training."""
-    if not isinstance(given, str):
-        return [int(each) for each in _in_vocabulary(model, given)]
-    ids = encode(model, tokenizer, given, "source")
-    return ids if given == "" and tokenizer.begin_of_text is None else [*ids, tokenizer.end_of_text]
+def source_ids(model: ModelConfig, tokenizer: Any, text: str, special_tokens: bool = False) -> list[int]:
+    """The ids of a text as a source: it ends with end_of_text, as in training. With `special_tokens`, those in the text are
+    tokens, and an end_of_text at its end is not repeated."""
+    ids = encode(model, tokenizer, text, "source", special_tokens)
+    end, own = tokenizer.end_of_text, ids[tokenizer.begin_of_text is not None :]
+    return ids if own[-1:] == [end] else [*ids, end]
 
 
 def prompts_of(
@@ -77,17 +78,17 @@ def prompts_of(
     rows = len(read.tokens_BS)
     one = rows == 1 and (isinstance(source, str) or _is_ids(source))
     given = [prompt] * rows if isinstance(prompt, str) else prompt
-    ids = [_target(model, tokenizer, each) if isinstance(each, str) else each for each in given]
+    ids = [target_ids(model, tokenizer, each) if isinstance(each, str) else each for each in given]
     tokens, _ = prompt_ids(model, tokenizer, ids)
     source_of(model, tokenizer, read, len(tokens))
     return tokens, one, read
 
 
-def _target(model: ModelConfig, tokenizer: Any, text: str) -> list[int]:
+def target_ids(model: ModelConfig, tokenizer: Any, text: str, special_tokens: bool = False) -> list[int]:
     """What the decoder reads before the rest of a target that begins with `text`, as in training: begin_of_text is not
-    repeated after the same start."""
-    start = tokenizer.decoder_start
-    ids = encode(model, tokenizer, text, "prompt") if text else []
+    repeated after the same start. With `special_tokens`, those in the text are tokens."""
+    ids = encode(model, tokenizer, text, "prompt", special_tokens)
+    start, ids = tokenizer.decoder_start, ids if text else []
     return ids if ids and ids[0] == tokenizer.begin_of_text == start else [start, *ids]
 
 
