@@ -4,8 +4,8 @@ t5                v1.0 small: width 512, 6 and 6 layers, ReLU, 32,128 tokens; 60
 t5:v1_1_small     v1.1 small: 8 and 8 layers of 6 heads, gated GELU, an output head of its own; 77.0 M
 t5:tiny           runs in less than a minute on two cores
 
-Logits of attention are not scaled. v1.0 multiplies what the head reads by width^-1/2: here that is a factor of the final
-norm's gain, so initial embeddings are 1/sqrt(width) instead of 1. Span corruption (docs/objectives.md) is its objective:
+Logits of attention are not scaled. v1.0 multiplies what the head reads by width^-1/2; its initial embeddings have standard
+deviation 1. Span corruption (docs/objectives.md) is its objective:
 --config.data.objective.kind=span_corruption with a corpus of text.
 """
 
@@ -28,6 +28,8 @@ def get_config(size: str = "full"):
         for stack in stacks:
             stack.dropout = stack.blocks.main.dropout = 0.1
     config.model.tie_embeddings = size == "full"
+    if config.model.tie_embeddings:
+        config.model.head_scale, config.model.embedding_std = "inverse_sqrt_width", 1.0
     for attention in attentions(config):
         attention.scale = 1.0
     return config

@@ -25,7 +25,7 @@ from xfresearch.analysis.tracing import effects, normal, sites_of
 
 CLOSE = 1e-10
 TOKENS_NL = np.random.default_rng(3).integers(64, size=(3, 7))
-SIZES = {"width": 16, "depth": 2, "vocab_size": 64, "max_length": 64}
+SIZES = {"width": 16, "depth": 2, "vocab_size": 64, "max_length": 64, "head_scale": "inverse_sqrt_width"}
 # Of the block: grouped queries, biases, gains, and a norm with a bias.
 BLOCK = {"attention.heads": 4, "attention.kv_heads": 2, "feed_forward.hidden": 12, "norm_bias": True}
 SLOTS = {"attention.memory_slots": 3}

@@ -25,13 +25,13 @@ def reference(x, head, labels, weights, z_loss):
 
 def logits_in_numpy(x, head):
     x, table = (np.asarray(a, np.float64) for a in (x, head.table_VD))
-    logits = x @ table.T + (0 if head.bias_V is None else np.asarray(head.bias_V))
+    logits = head.scale * x @ table.T + (0 if head.bias_V is None else np.asarray(head.bias_V))
     return head.softcap * np.tanh(logits / head.softcap) if head.softcap else logits
 
 
 def naive(x, head, labels, weights, z_loss):
     wide = jnp.promote_types(x.dtype, jnp.float32)
-    logits = jnp.einsum("TD,VD->TV", x, head.table_VD, preferred_element_type=wide)
+    logits = head.scale * jnp.einsum("TD,VD->TV", x, head.table_VD, preferred_element_type=wide)
     logits = logits if head.bias_V is None else logits + head.bias_V
     logits = head.softcap * jnp.tanh(logits / head.softcap) if head.softcap else logits
     lse = jax.nn.logsumexp(logits, -1)
@@ -39,7 +39,7 @@ def naive(x, head, labels, weights, z_loss):
     return (weights * (nll + z_loss * lse**2)).sum()
 
 
-def draw(T=13, D=5, V=11, seed=0, dtype="float64", bias=False, softcap=0.0):
+def draw(T=13, D=5, V=11, seed=0, dtype="float64", bias=False, softcap=0.0, scale=1.0):
     """x, a head, labels and weights."""
     rng = np.random.default_rng(seed)
     x = rng.normal(size=(T, D))
@@ -49,7 +49,7 @@ def draw(T=13, D=5, V=11, seed=0, dtype="float64", bias=False, softcap=0.0):
     bias_V = jnp.asarray(rng.normal(size=V), "float64" if dtype == "float64" else "float32") if bias else None
     return (
         jnp.asarray(x, dtype),
-        Head(jnp.asarray(table, dtype), bias_V, softcap),
+        Head(jnp.asarray(table, dtype), bias_V, softcap, scale),
         jnp.asarray(labels, jnp.int32),
         jnp.asarray(weights, "float32"),
     )
@@ -70,11 +70,12 @@ def x64():
     st.sampled_from([0.0, 0.3]),
     st.booleans(),
     st.sampled_from([0.0, 1.5]),
+    st.sampled_from([1.0, 0.6]),
     st.integers(0, 99),
 )
-def test_values_equal_numpy_and_gradients_equal_autodiff(T, D, V, rows, z_loss, bias, softcap, seed):
+def test_values_equal_numpy_and_gradients_equal_autodiff(T, D, V, rows, z_loss, bias, softcap, scale, seed):
     with jax.enable_x64(True):
-        x, head, labels, weights = draw(T, D, V, seed, bias=bias, softcap=softcap)
+        x, head, labels, weights = draw(T, D, V, seed, bias=bias, softcap=softcap, scale=scale)
         weights = weights.astype("float64")
 
         def tiled(x, head, weights):
@@ -94,7 +95,7 @@ def test_values_equal_numpy_and_gradients_equal_autodiff(T, D, V, rows, z_loss, 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_values_and_gradients_in_lower_precision(dtype, x64):
-    x, head, labels, weights = draw(64, 16, 50, dtype=dtype, bias=True, softcap=4.0)
+    x, head, labels, weights = draw(64, 16, 50, dtype=dtype, bias=True, softcap=4.0, scale=0.5)
     total, nll = linear_cross_entropy(x, head, labels, weights, z_loss=0.1, rows=16)
     assert total.dtype == nll.dtype == jnp.float32
     expected = reference(x, head, labels, np.asarray(weights), 0.1)
@@ -219,10 +220,10 @@ compiled = jax.jit(step).lower(*arguments).compile()
 check(compiled(*arguments), expected)
 assert len(jax.devices()) == 4 and "all-reduce" in compiled.as_text() and "all-gather" not in compiled.as_text()
 
-# A bias and a softcap, the vocabulary sharded over `tensor` and the table's width over `fsdp`.
-head = Head(table, jnp.asarray(rng.normal(size=V), jnp.float32), 2.0)
+# A bias, a softcap and a scale, the vocabulary sharded over `tensor` and the table's width over `fsdp`.
+head = Head(table, jnp.asarray(rng.normal(size=V), jnp.float32), 2.0, 0.5)
 mesh = Mesh(np.array(jax.devices()).reshape(1, 2, 1, 2, 1), ("data", "fsdp", "expert", "tensor", "context"))
-kept = Head(NamedSharding(mesh, P("tensor", "fsdp")), NamedSharding(mesh, P("tensor")), 2.0)
+kept = Head(NamedSharding(mesh, P("tensor", "fsdp")), NamedSharding(mesh, P("tensor")), 2.0, 0.5)
 rows = [a.reshape(4, 16, *a.shape[1:]) for a in (x, labels, weights)]
 x, labels, weights = (put(a, P("fsdp")) for a in rows)
 expected = step(rows[0], head, *rows[1:]), token_nll(rows[0], head, rows[1])[0]

@@ -44,7 +44,8 @@ class Pass:
 
     @property
     def head_VD(self):
-        return self.params["embed" if self.config.tie_embeddings else "head"]["table"]
+        scale = {"none": 1.0, "inverse_sqrt_width": self.config.width**-0.5}[self.config.head_scale]
+        return scale * self.params["embed" if self.config.tie_embeddings else "head"]["table"]
 
     def final_norm(self, x):
         return norm_of(self.config.final_norm, self.params.get("final_norm", {}), x, self.first)

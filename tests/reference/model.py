@@ -99,7 +99,8 @@ def model(config, params, tokens, positions=None, segments=None, source=None):
         shared["source"] = s_SW, source[2]
     x_LD, more = through(config, params, shared, tokens, positions, segments)
     losses = {key: losses.get(key, 0) + more.get(key, 0) for key in losses | more}
-    logits_LV = x_LD @ params["embed" if config.tie_embeddings else "head"]["table"].T
+    scale = {"none": 1, "inverse_sqrt_width": 1 / math.sqrt(config.width)}[config.head_scale]  # T5's released code
+    logits_LV = scale * x_LD @ params["embed" if config.tie_embeddings else "head"]["table"].T
     logits_LV += params.get("head_bias", {}).get("bias", 0)
     return softcap(logits_LV, config.logit_softcap), losses
 

@@ -95,7 +95,11 @@ WITHOUT_GAINS = {BLOCK + "norm_gain": False, BLOCK + "norm_bias": False}
         {"model__embedding_scale": "sqrt_width", BLOCK + "norm_epsilon": 0.3} | MEMORY,
         {BLOCK + "layout": "parallel", BLOCK + "norm": "project", BLOCK + "feed_forward__hidden_factor": 3.0},
         {BLOCK + "layout": "fused_output", BLOCK + "attention__bias": "()", "model__final_norm": "project"},
-        {"model__position": "none", BLOCK + "norms__feed_forward_in__kind": "project"},
+        {
+            "model__position": "none",
+            "model__head_scale": "inverse_sqrt_width",
+            BLOCK + "norms__feed_forward_in__kind": "project",
+        },
     ],
     ids=lambda overrides: ",".join(map(str, overrides.values())),
 )

@@ -24,7 +24,12 @@ def test_the_model_without_gains_computes_the_same(name):
 @pytest.mark.parametrize(
     "overrides",
     [
-        {"model__embedding_norm": "rms", "model__position": "none", "model__embedding_scale": "learned"},
+        {
+            "model__embedding_norm": "rms",
+            "model__position": "none",
+            "model__embedding_scale": "learned",
+            "model__head_scale": "inverse_sqrt_width",
+        },
         {"model__blocks__main__norm": "dyt", "model__final_norm": "none"},
         {"model__blocks__main__norm": "derf", "model__final_norm": "derf"},
         {"model__blocks__main__attention__query": "merged", "model__blocks__main__attention__bias": "()"},

@@ -23,7 +23,7 @@ def attributed(model: ModelConfig, params: dict, tokens_BL) -> tuple[dict, dict]
     forward_pass = passed(model, params, tokens_BL[:, :-1], tuple(wanted))
     head = forward_pass.lm.logit_head()
     wide = jnp.promote_types(head.table_VD.dtype, jnp.float32)
-    table_VD = head.table_VD.astype(wide)
+    table_VD = head.scale * head.table_VD.astype(wide)
     towards_BLD = table_VD[tokens_BL[:, 1:]] - table_VD.mean(0)
     written = parts(forward_pass, True)
     of_parts = {name: (value.astype(wide) * towards_BLD).sum(-1).mean(1) for name, value in written.items()}

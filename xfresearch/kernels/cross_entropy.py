@@ -12,6 +12,7 @@ shards: the largest logit, the sum of exponentials and the logit at the label. G
 after the last tile.
 """
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -156,7 +157,7 @@ def _on_devices(local, mesh, outputs: str, x_BLD, head, *rest_BL):
 def _head_specs(spec, head: Head) -> Head:
     """The PartitionSpecs of the head's arrays, from spec(letters, shape)."""
     bias = None if head.bias_V is None else spec("V", head.bias_V.shape)
-    return Head(spec("VD", head.table_VD.shape), bias, head.softcap)
+    return replace(head, table_VD=spec("VD", head.table_VD.shape), bias_V=bias)
 
 
 class VocabularyShard:

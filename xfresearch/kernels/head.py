@@ -1,6 +1,6 @@
-"""The output head: logits = softcap(x table^T + bias), for the final hidden states x."""
+"""The output head: logits = softcap(scale x table^T + bias), for the final hidden states x."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import jax
@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from xfresearch.kernels.softcap import softcap_slope, softcapped
 
 
-@partial(jax.tree_util.register_dataclass, data_fields=["table_VD", "bias_V"], meta_fields=["softcap", "ids"])
+@partial(jax.tree_util.register_dataclass, data_fields=["table_VD", "bias_V"], meta_fields=["softcap", "scale", "ids"])
 @dataclass(frozen=True)
 class Head:
     """The arrays of an output head, or a value for each of them: a gradient, a sharding."""
@@ -17,6 +17,7 @@ class Head:
     table_VD: jax.Array  # in the computation's dtype
     bias_V: jax.Array | None = None
     softcap: float = 0.0  # 0 is none
+    scale: float = 1.0  # of the hidden states
     ids: int = 0  # number of ids, if rows of zeros follow them in the table; 0 if not
 
     def padded(self, multiple: int) -> "Head":
@@ -25,16 +26,16 @@ class Head:
         V = self.table_VD.shape[0]
         if V % multiple == 0:
             return self
-        return Head(_with_rows(self.table_VD, V + -V % multiple, axis=0), self.bias_V, self.softcap, ids=V)
+        return replace(self, table_VD=_with_rows(self.table_VD, V + -V % multiple, axis=0), ids=V)
 
     def unpadded(self) -> "Head":
         """This head, or its gradient, without those rows."""
-        return Head(self.table_VD[: self.ids], self.bias_V, self.softcap) if self.ids else self
+        return replace(self, table_VD=self.table_VD[: self.ids], ids=0) if self.ids else self
 
     def logits(self, x):
         """Logits [..., V] for x [..., D], float32 or wider."""
         wide = jnp.promote_types(x.dtype, jnp.float32)
-        logits = jnp.einsum("...D,VD->...V", x, self.table_VD, preferred_element_type=wide)
+        logits = jnp.einsum("...D,VD->...V", self._scaled(x), self.table_VD, preferred_element_type=wide)
         logits = logits[..., : self.ids] if self.ids else logits
         logits = logits if self.bias_V is None else logits + self.bias_V.astype(wide)
         return softcapped(logits, self.softcap)
@@ -46,8 +47,11 @@ class Head:
         dbias_V = None if self.bias_V is None else dlogits_TV.sum(0)
         dlogits_TV = _with_rows(dlogits_TV.astype(x_TD.dtype), self.table_VD.shape[0], axis=1)
         dx_TD = jnp.einsum("TV,VD->TD", dlogits_TV, self.table_VD, preferred_element_type=wide)
-        dtable_VD = jnp.einsum("TV,TD->VD", dlogits_TV, x_TD, preferred_element_type=wide)
-        return dx_TD, Head(dtable_VD, dbias_V, self.softcap, self.ids)
+        dtable_VD = jnp.einsum("TV,TD->VD", dlogits_TV, self._scaled(x_TD), preferred_element_type=wide)
+        return self._scaled(dx_TD), replace(self, table_VD=dtable_VD, bias_V=dbias_V)
+
+    def _scaled(self, x):
+        return x if self.scale == 1.0 else x * jnp.asarray(self.scale, x.dtype)
 
 
 def _with_rows(x, count: int, axis: int):

@@ -1,6 +1,7 @@
 """The options of a language model: an embedding, a stack of blocks, and an output head, with an encoder or without."""
 
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import jax
 
@@ -17,6 +18,9 @@ from xfresearch.runtime.errors import UserError, require
 class ModelConfig(TokenStackConfig):
     vocab_size: int = option(0, "vocabulary size V; 0 for the tokenizer's, or the number of classes of labels", low=0)
     tie_embeddings: bool = option(True, "the output head is the transpose of the embedding")
+    head_scale: Literal["none", "inverse_sqrt_width"] = option(
+        "none", "factor of what the output head reads (T5 v1.0: inverse_sqrt_width)"
+    )
     head_bias: bool = option(False, "the output head has a bias")
     logit_softcap: float = option(
         0.0, "c in logits = c tanh(logits / c), after the bias (Gemma 2: 30); 0 for no softcap", low=0.0
@@ -32,6 +36,11 @@ class ModelConfig(TokenStackConfig):
     def encoder(self) -> EncoderStack | None:
         """The stack that reads the source; None without."""
         return encoder_of(self, self.stacks[NAME], self.vocab_size) if NAME in self.stacks else None
+
+    @property
+    def head_factor(self) -> float:
+        """What the output head multiplies the final hidden states by."""
+        return self.width**-0.5 if self.head_scale == "inverse_sqrt_width" else 1.0
 
     @property
     def source_width(self) -> int:

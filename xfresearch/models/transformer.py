@@ -86,7 +86,7 @@ class Transformer(TokenStack):
         """The output head, which makes logits of the final hidden states."""
         table_VD = (self.head or self.embed).table[...].astype(self.config.dtype)
         bias_V = None if self.head_bias is None else self.head_bias.bias[...]
-        return Head(table_VD, bias_V, self.config.logit_softcap)
+        return Head(table_VD, bias_V, self.config.logit_softcap, self.config.head_factor)
 
     def logits(self, hidden_BLD: jax.Array) -> jax.Array:
         """Logits [B, L, V], float32 or wider."""

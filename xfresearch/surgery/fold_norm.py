@@ -178,7 +178,8 @@ def _into_head(network: Network, broken: bool) -> Network:
     new["head/table"] = head_VD if broken else head_VD * gain_D
     options = {}
     if bias_D.any():
-        new["head_bias/bias"] = head_VD @ bias_D + network.outside.get("head_bias/bias", 0.0)
+        of_norm_V = network.model.head_factor * (head_VD @ bias_D)
+        new["head_bias/bias"] = of_norm_V + network.outside.get("head_bias/bias", 0.0)
         options = {"head_bias": True}
     network = network.with_outside(new, **options)
     return _first_block_without(network)

@@ -43,6 +43,8 @@ def narrowed(network: Network, maps: Maps, centred: Callable[[Network], Network]
     if model.embedding_scale == "sqrt_width":  # the root of the smaller width is smaller
         outside["embed/table"] = outside["embed/table"] * factor
     outside["head/table"] = network.outside["head/table"] @ basis_DE * (factor if model.final_norm == "layer" else 1.0)
+    if model.head_scale == "inverse_sqrt_width":
+        outside["head/table"] = outside["head/table"] / factor
     changed = network.change(range(len(network.layers)), _with_own_sizes, params)
     changed = _with_epsilons(centred(changed), width / (width - 1))
     return changed.with_outside(outside, width=width - 1)
