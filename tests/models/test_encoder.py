@@ -174,12 +174,21 @@ def test_taps_of_both_stacks_have_names_and_can_be_replaced(lm):
     tokens, source = np.array([[1, 2]]), np.array([[3, 4, 5]])
     names = lm.tap_names()
     assert names.index("encoder.final") < names.index("embed") < names.index("blocks.0.cross_attention.weights")
+    assert [name for name in names if name.endswith(".out")] == [f"{each.path}.out" for each in lm.config.sublayers()]
     values = lm.capture(tokens, ["encoder.blocks.*.out", "decoder.blocks.1.cross_attention.weights"], source=source)
     assert values["encoder.blocks.1.feed_forward.out"].shape == (1, 3, 32)
     assert values["decoder.blocks.1.cross_attention.weights"].shape == (1, 4, 2, 3)
     for name in ("encoder.blocks.0.attention.out", "encoder.final", "decoder.blocks.0.cross_attention.out"):
         changed = lm(tokens, replace={name: lambda x: 0 * x}, source=source)
         assert relative_error(changed, lm(tokens, source=source)) > 1e-3, name
+
+
+def test_sublayers_of_both_stacks_have_their_parameters(lm):
+    for bound in transformer.bind(lm.config, lm.params).sublayers(role="feed_forward"):
+        own = lm.params["encoder"] if bound.sublayer.path.startswith("encoder.") else lm.params
+        kernels = own["blocks"]["main"]["feed_forward"]["up"]["kernel"]
+        assert np.array_equal(bound.matrix("up"), kernels[bound.sublayer.layer.number]), bound.sublayer.path
+    assert [each.path for each in lm.config.sublayers(layer=1)][0] == "blocks.1.attention"
 
 
 @pytest.mark.parametrize(

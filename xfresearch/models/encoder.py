@@ -48,6 +48,10 @@ class EncoderStack(EncoderConfig, TokenStackConfig):
     def key(self) -> str:
         return f"model.stacks.{NAME}"
 
+    @property
+    def prefix(self) -> str:
+        return f"{NAME}."
+
 
 def encoder_of(decoder: TokenStackConfig, options: EncoderConfig, vocab_size: int) -> EncoderStack:
     """The encoder with these options beside a decoder, whose numbers it has."""

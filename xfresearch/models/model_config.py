@@ -10,6 +10,7 @@ from xfresearch.models import encoder, token_stack
 from xfresearch.models.encoder import NAME, EncoderConfig, EncoderStack, encoder_of
 from xfresearch.models.feed_forwards.moe import MoeConfig
 from xfresearch.models.layouts import LAYOUTS
+from xfresearch.models.sublayers import Sublayer
 from xfresearch.models.token_stack import TokenStackConfig
 from xfresearch.runtime.errors import UserError, require
 
@@ -49,6 +50,11 @@ class ModelConfig(TokenStackConfig):
     @property
     def source_length(self) -> int:
         return self.encoder.max_length if self.encoder else 0
+
+    def sublayers(self, role: str = "", has: str = "", layer: int | None = None) -> list[Sublayer]:
+        """As for any stack; the encoder's come first. A `layer` is the decoder's."""
+        own = super().sublayers(role, has, layer)
+        return self.encoder.sublayers(role, has) + own if self.encoder and layer is None else own
 
     @property
     def random(self) -> bool:

@@ -87,6 +87,11 @@ class StackConfig(NumberOptions, StackOptions):
         return "model"
 
     @property
+    def prefix(self) -> str:
+        """What the names of its taps begin with."""
+        return ""
+
+    @property
     def source_width(self) -> int:
         """The width of the source that its blocks can read; 0 without a source."""
         return 0

@@ -30,6 +30,7 @@ class Sublayer:
     branch: Branch  # its entry in the layout
     place: Place
     block: BlockConfig  # the options of its block
+    prefix: str = ""  # of the names of its stack's taps
 
     @property
     def name(self) -> str:
@@ -50,8 +51,8 @@ class Sublayer:
 
     @property
     def path(self) -> str:
-        """'blocks.3.attention', the first part of the names of its taps."""
-        return f"blocks.{self.layer.number}.{self.name}"
+        """'blocks.3.attention' or 'encoder.blocks.3.attention', the first part of the names of its taps."""
+        return f"{self.prefix}blocks.{self.layer.number}.{self.name}"
 
     def norm(self, at: str) -> NormSpec | None:
         """Its norm at 'in', 'out' or 'post'; None without."""
@@ -88,7 +89,7 @@ def sublayers(model, role: str = "", has: str = "", layer: int | None = None) ->
     capability `has` of SublayerConfig, such as 'memory_parts'."""
     of_block = {name: list(places(model.around, model.depth, block)) for name, block in model.blocks.items()}
     chosen = [
-        Sublayer(at, branch, place, model.blocks[at.block])
+        Sublayer(at, branch, place, model.blocks[at.block], model.prefix)
         for at in (layers.layers(model) if layer is None else [layers.layer(model, layer)])
         for branch, place in of_block[at.block]
     ]

@@ -78,8 +78,9 @@ class Transformer(TokenStack):
 
     def sublayers(self, role: str = "", has: str = "", layer: int | None = None) -> Iterator[Bound]:
         """Sublayers with their parameters, chosen as by `config.sublayers`. It may be traced."""
-        for at, chosen in groupby(self.config.sublayers(role, has, layer), lambda each: each.layer):
-            block = jax.tree.map(lambda leaf, index=at.index: leaf[index], self.blocks[at.stack])
+        of_stack = {each.config.prefix: each.blocks for each in (self, self.encoder) if each is not None}
+        for (prefix, at), chosen in groupby(self.config.sublayers(role, has, layer), lambda each: (each.prefix, each.layer)):
+            block = jax.tree.map(lambda leaf, index=at.index: leaf[index], of_stack[prefix][at.stack])
             yield from (Bound(each, block) for each in chosen)
 
     def logit_head(self) -> Head:
