@@ -42,8 +42,8 @@ def main(arguments: list[str]) -> None:
     settings = {name: getattr(options, name) for name in SETTINGS}
     if lm.step:
         print(f"{options.workdir}: step {lm.step:,}", file=sys.stderr)
-    read = {"source": source_inputs(lm, sources, options)} if sources else {}
-    new = lm.generate(list(inputs(lm, prompts, options)), **settings, **read, stream=printer)
+    read = source_inputs(lm, sources, options) if sources else None
+    new = lm.generate(list(inputs(lm, prompts, options)), **settings, source=read, stream=printer)
     printer.finish()
     if options.json:
         samples = [

@@ -51,7 +51,8 @@ CHANGES: dict[str, dict] = {
     "heads-normed": options(qk_norm="layer", qk_norm_over="heads", bias=("key",), softcap=2.0, scale=0.2),
     "identities": options(query="identity", key="identity", value="identity_plus", output="identity"),
     "wide-slots": options(memory_slots=32, memory_activation="relu", output_gate="elementwise", sink="off_by_one"),
-    "relative": {  # T5's tables, one for the layers of each stack
+    "relative": {  # T5's tables, one for the layers of each stack, and its head
+        "head_scale": "inverse_sqrt_width",
         "blocks.main.attention.position": "t5",
         ENCODER + "blocks.main.attention.position": "t5",
         ENCODER + "blocks.main.attention.t5_buckets": 8,

@@ -8,7 +8,8 @@ import pytest
 
 from tests.contracts.variants import ROOT
 from xfresearch import plan
-from xfresearch.planning import compiling, formula, plans, report, search, topologies
+from xfresearch.planning import compiling, device_memory, formula, plans, report, search, topologies
+from xfresearch.run.closed_form import costs
 from xfresearch.run.config_files import parse
 from xfresearch.runtime.errors import UserError
 
@@ -38,6 +39,22 @@ def test_a_mesh_without_topology_is_checked_without_devices(capsys, tmp_path):
     norms = 5 * 32  # sharded over fsdp only
     assert written["parts"]["parameters"] == 4 * (norms / 4 + (written["parameters"] - norms) / 8)
     assert written["parts"]["optimiser"] == 2 * written["parts"]["parameters"] + 4 * 10  # two moments, ten scalars
+
+
+def test_a_model_with_two_stacks_is_checked_with_the_activations_of_both(monkeypatch):
+    seen = []
+    traced = device_memory.kept_in_trace
+    monkeypatch.setattr(device_memory, "kept_in_trace", lambda *given: seen.append(given) or traced(*given))
+    lengths = ["--config.source_length=24", "--config.sequence_length=16", "--config.model.vocab_size=264"]
+    model = ["--config", f"{ROOT / 'configs/two_stacks/vanilla_2017.py'}:tiny", *lengths]
+    config = parse([*model, "--config.mesh.fsdp=2", "--config.mesh.tensor=2"])
+    plan = plans.check(config)
+    assert plan["method"] == "checked" and plan["parameters"] == costs(config.model).parameters
+    (jaxpr, repeats, mesh), both = seen[0], plan["parts"]["kept for the backward pass"]
+    encoder, decoder = ({shape for _, shape, _ in traced(jaxpr, each, mesh)} for each in ([2], [2, 2]))
+    assert repeats == [2, 2] and not any(", 16, " in shape for shape in encoder)
+    assert any(", 16, 24]" in shape for shape in decoder)  # weights of cross-attention
+    assert 0 < sum(size for *_, size in traced(jaxpr, [2], mesh)) < both
 
 
 def test_saved_activations_of_unrolled_layers_are_not_reported_as_zero(capsys):

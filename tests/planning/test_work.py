@@ -234,7 +234,7 @@ def test_an_activation_saved_under_two_names_counts_once():
 
     jaxpr = jax.make_jaxpr(lambda x: jax.lax.scan(layer, x, None, length=3))(shape(4, 8)).jaxpr
     sizes = dict.fromkeys(("data", "fsdp", "expert", "tensor", "context"), 1)
-    kept = device_memory.kept_in_trace(jaxpr, 3, sizes)
+    kept = device_memory.kept_in_trace(jaxpr, [3], sizes)
     assert sorted(size for _, _, size in kept) == [3 * 4 * 8 * 4] * 2
 
 
@@ -281,7 +281,7 @@ def test_with_full_remat_the_forward_pass_saves_only_the_residual_stream(step):
     config, traced, done = step
     stream = config.model.depth * config.batch_size * config.sequence_length * config.model.width * 4
     sizes = dict.fromkeys(("data", "fsdp", "expert", "tensor", "context"), 1)
-    kept = device_memory.kept_in_trace(traced.jaxpr.jaxpr, config.model.depth, sizes)
+    kept = device_memory.kept_in_trace(traced.jaxpr.jaxpr, [config.model.depth], sizes)
     assert sum(size for _, _, size in kept) == stream
     assert max(size for _, _, size in device_memory.kept_activations(done.program)) == stream
 
@@ -292,7 +292,7 @@ def test_a_scan_over_as_many_microbatches_as_layers_is_not_taken_for_the_layers(
     config = compiling.prepare(parse(arguments))
     sizes = dict.fromkeys(("data", "fsdp", "expert", "tensor", "context"), 1)
     _, traced = compiling.trace(config, abstract_mesh(sizes))
-    kept = device_memory.kept_in_trace(traced.jaxpr.jaxpr, config.model.depth, sizes)
+    kept = device_memory.kept_in_trace(traced.jaxpr.jaxpr, [config.model.depth], sizes)
     rows = config.batch_size // 2
     assert [shape for _, shape, _ in kept] == [f"float32[2, {rows}, {config.sequence_length}, {config.model.width}]"]
 

@@ -44,6 +44,11 @@ class ModelConfig(TokenStackConfig):
         return self.width**-0.5 if self.head_scale == "inverse_sqrt_width" else 1.0
 
     @property
+    def all_stacks(self) -> list[TokenStackConfig]:
+        """Its stacks in the order of computation: the encoder, if there is one, and itself."""
+        return [self.encoder, self] if self.encoder else [self]
+
+    @property
     def source_width(self) -> int:
         return self.encoder.width if self.encoder else 0
 
@@ -94,8 +99,7 @@ def longest_sequence(model: ModelConfig) -> int:
 
 def mixtures(model: ModelConfig) -> list[MoeConfig]:
     """The options of every mixture of experts in a model's blocks."""
-    stacks = [model, model.encoder] if model.encoder else [model]
-    options = [each for stack in stacks for block in stack.blocks.values() for each in block.sublayers.values()]
+    options = [each for stack in model.all_stacks for block in stack.blocks.values() for each in block.sublayers.values()]
     return [each.mixture for each in options if each.mixture]
 
 

@@ -86,15 +86,18 @@ def parse_out_of_memory(text: str) -> tuple[float, float, list[tuple[str, str, f
     return needed, available, largest
 
 
-def kept_in_trace(jaxpr, repeats: int, mesh: dict[str, int]) -> list[tuple[str, str, float]]:
-    """(operation, global shape, bytes per device) of the activations that the first scan over layers saves.
+def kept_in_trace(jaxpr, repeats: list[int], mesh: dict[str, int]) -> list[tuple[str, str, float]]:
+    """(operation, global shape, bytes per device) of the activations that the scans over layers save. `repeats` has the
+    number of layers of each stack, in the order of computation.
 
     Used if the step does not compile, or if there is no compiler. The arrays are sharded over the axes of the batch;
     all but the residual stream also over `tensor`.
     """
-    scan = _first_scan(jaxpr, repeats)
-    if scan is None:
-        return []
+    arrays = [row for scan in _first_scans(jaxpr, repeats) for row in _kept(scan, mesh)]
+    return sorted(arrays, key=lambda row: -row[2])
+
+
+def _kept(scan, mesh: dict[str, int]) -> list[tuple[str, str, float]]:
     inner = scan.params["jaxpr"].jaxpr
     stacked = _stacked(scan)
     outsides = {outside for _, outside in stacked}
@@ -117,7 +120,7 @@ def kept_in_trace(jaxpr, repeats: int, mesh: dict[str, int]) -> list[tuple[str, 
         else:
             parts = row_parts(mesh) * mesh["context"] * (mesh["tensor"] if aval.shape[-1] != width else 1)
         arrays.append((name, f"{aval.dtype}{list(aval.shape)}", aval.size * aval.dtype.itemsize / parts))
-    return sorted(arrays, key=lambda row: -row[2])
+    return arrays
 
 
 def _stacked(scan) -> list[tuple]:
@@ -129,16 +132,19 @@ def _stacked(scan) -> list[tuple]:
     return [(inside, outside) for inside, outside in pairs if outside.aval.ndim == inside.aval.ndim + 1]
 
 
-def _first_scan(jaxpr, length: int):
-    """The first scan of this length with stacked outputs; a scan over microbatches has none, because it only sums."""
+def _first_scans(jaxpr, lengths: list[int]) -> list:
+    """The first scan of each length with stacked outputs, after that of the length before; a scan over microbatches has
+    none, because it only sums."""
     from jax.extend import core
 
-    for equation in jaxpr.eqns:
-        scan = equation.primitive.name == "scan" and equation.params["length"] == length
+    found: list = []
+    for equation in jaxpr.eqns if lengths else ():
+        scan = equation.primitive.name == "scan" and equation.params["length"] == lengths[len(found)]
         if scan and _stacked(equation):
-            return equation
-        for inner in core.jaxprs_in_params(equation.params):
-            found = _first_scan(getattr(inner, "jaxpr", inner), length)
-            if found is not None:
-                return found
-    return None
+            found.append(equation)
+        else:
+            for inner in core.jaxprs_in_params(equation.params):
+                found += _first_scans(getattr(inner, "jaxpr", inner), lengths[len(found) :])
+        if len(found) == len(lengths):
+            break
+    return found

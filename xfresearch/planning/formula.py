@@ -92,7 +92,7 @@ class _Shares:
         """Activations that the forward pass of a microbatch saves: (operation, shape, bytes per device)."""
         rows = self.config.batch_size // self.config.training.accumulate
         jaxpr = _trace_of_one_sequence(_canonical(self.config, remat))
-        arrays = device_memory.kept_in_trace(jaxpr, layers.most_repeats(self.config.model), self.sizes)
+        arrays = device_memory.kept_in_trace(jaxpr, [layers.most_repeats(self.config.model)], self.sizes)
         times = [1 if name == device_memory.WEIGHTS else rows for name, _, _ in arrays]
         return [
             (name, f"{count} x {shape}", count * size)

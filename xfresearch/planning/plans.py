@@ -115,8 +115,7 @@ def _memory(config: Config, topology: Topology, mesh: dict, state, compiled: com
 
 def _memory_of_failed(config: Config, mesh: dict, state, traced, failed: compiling.OutOfMemory) -> dict:
     parts = device_memory.state_bytes(state)
-    repeats = layers.most_repeats(config.model)
-    kept = device_memory.kept_in_trace(traced.jaxpr.jaxpr, repeats, mesh)
+    kept = device_memory.kept_in_trace(traced.jaxpr.jaxpr, repeats_of_stacks(config), mesh)
     return {
         "fits": False,
         "total": failed.needed,
@@ -129,6 +128,11 @@ def _memory_of_failed(config: Config, mesh: dict, state, traced, failed: compili
         },
         "advice": advice(config, mesh, parts, failed.available),
     }
+
+
+def repeats_of_stacks(config: Config) -> list[int]:
+    """The number of layers that one scan goes over in each stack, in the order of computation."""
+    return [layers.most_repeats(stack) for stack in config.model.all_stacks]
 
 
 def advice(config: Config, mesh: dict[str, int], parts: dict, available: float) -> list[str]:
@@ -282,7 +286,7 @@ def check(config: Config) -> dict:
     device = AbstractDevice(CHIPS["v5p"].kind, num_cores=None, platform="tpu")
     state, traced = compiling.trace(config, abstract_mesh(sizes, device))
     traced.lower(lowering_platforms=("tpu",))
-    kept = device_memory.kept_in_trace(traced.jaxpr.jaxpr, layers.most_repeats(config.model), sizes)
+    kept = device_memory.kept_in_trace(traced.jaxpr.jaxpr, repeats_of_stacks(config), sizes)
     parts: dict[str, float] = {**device_memory.state_bytes(state)}
     if kept:  # empty with unrolled layers, which have no scan to read the activations from
         parts["kept for the backward pass"] = sum(size for _, _, size in kept)
