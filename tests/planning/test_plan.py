@@ -45,15 +45,15 @@ def test_a_model_with_two_stacks_is_checked_with_the_activations_of_both(monkeyp
     seen = []
     traced = device_memory.kept_in_trace
     monkeypatch.setattr(device_memory, "kept_in_trace", lambda *given: seen.append(given) or traced(*given))
-    lengths = ["--config.source_length=24", "--config.sequence_length=16", "--config.model.vocab_size=264"]
+    lengths = ["--config.source_length=24", "--config.sequence_length=20", "--config.model.vocab_size=264"]
     model = ["--config", f"{ROOT / 'configs/two_stacks/vanilla_2017.py'}:tiny", *lengths]
     config = parse([*model, "--config.mesh.fsdp=2", "--config.mesh.tensor=2"])
     plan = plans.check(config)
     assert plan["method"] == "checked" and plan["parameters"] == costs(config.model).parameters
     (jaxpr, repeats, mesh), both = seen[0], plan["parts"]["kept for the backward pass"]
     encoder, decoder = ({shape for _, shape, _ in traced(jaxpr, each, mesh)} for each in ([2], [2, 2]))
-    assert repeats == [2, 2] and not any(", 16, " in shape for shape in encoder)
-    assert any(", 16, 24]" in shape for shape in decoder)  # weights of cross-attention
+    assert repeats == [2, 2] and not any(", 20, " in shape for shape in encoder)
+    assert any(", 20, 24]" in shape for shape in decoder)  # weights of cross-attention
     assert 0 < sum(size for *_, size in traced(jaxpr, [2], mesh)) < both
 
 
