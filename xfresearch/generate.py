@@ -1,7 +1,7 @@
 """python -m xfresearch.generate --workdir DIR [--prompt TEXT ...] [--source TEXT ...]
 
-Continues prompts with a trained model, or decodes sources with a model that has an encoder. Text is streamed to standard
-output, timings go to standard error.
+Continues prompts with a trained model, or decodes sources if it has an encoder. Text is streamed to standard output,
+timings go to standard error.
 """
 
 import sys
