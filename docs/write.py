@@ -7,13 +7,12 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from docs import kernel_tables, rooms, studies
 from docs import performance as measured
-from docs import rooms, studies
 from xfresearch.models.layouts import LAYOUTS
 from xfresearch.run import known_keys
 from xfresearch.run.config import Config
 from xfresearch.run.describing import describe
-from xfresearch.runtime import xla_flags
 from xfresearch.runtime.command import run
 
 HERE = Path(__file__).parent
@@ -22,14 +21,6 @@ SITE = re.compile(r"norms\.(\w+)\.")
 NUMBERED = re.compile(r"\.feed_forward_\d\.")
 DEFAULTS = "## Defaults\n\n"
 TABLE = "# Every variant\n\nEach is a `--config`; [variants](../../variants.md) says how to use it.\n\n"
-FLAGS_TITLE = """# Flags of XLA and NCCL
-
-How they are set, and how you set others: [kernels](../../kernels.md#flags-of-xla-and-nccl). None was measured here, as no
-machine with several accelerators was at hand.
-
-| variable | flag | where | what for | source |
-|---|---|---|---|---|
-"""
 PLANS = "## The plans\n\n"
 SHARED = """## Runs that studies share
 
@@ -104,27 +95,7 @@ def _folded(table: str) -> str:
 
 def kernels() -> str:
     """docs/kernels.md with the table of what `auto` chooses."""
-    from xfresearch.kernels.defaults import BY_NAME, OWN, TABLES
-
-    parts = ["`auto` is the first line that applies and supports the model (`xfresearch/kernels/defaults.py`).\n"]
-    for option, lines in TABLES.items():
-        parts.append(f"\n### {option}\n\n| choice | where | why | measured |\n|---|---|---|---|\n")
-        for line in lines:
-            choice = "by memory" if callable(line.choice) else f"`{line.choice}`"
-            parts.append(f"| {choice} | {line.where} | {line.reason} | {line.measured} |\n")
-    parts.append("\n### Kernels of ours\n\n| kernel | chosen by | libraries have | why it stays |\n|---|---|---|---|\n")
-    parts += [f"| {name} | {own.chosen} | {own.libraries} | {own.reason} |\n" for name, own in OWN.items()]
-    parts += ["\nChosen by name only:\n\n", *(f"- `{name}`: {reason}\n" for name, reason in BY_NAME.items())]
-    return _before("kernels.md", DEFAULTS) + DEFAULTS + "".join(parts)
-
-
-def flags() -> str:
-    """docs/data/tables/flags.md: the flags that commands set for several accelerators."""
-    parts = [FLAGS_TITLE]
-    for row in xla_flags.TABLE:
-        where = ", ".join(row.chips).replace("GPUs", "several GPUs")
-        parts.append(f"| {row.variable} | `{row.text}` | {where} | {row.purpose} | {row.source}; {row.measured} |\n")
-    return "".join(parts)
+    return _before("kernels.md", DEFAULTS) + DEFAULTS + kernel_tables.defaults()
 
 
 def variants() -> str:
@@ -383,7 +354,7 @@ PAGES = {
 PAGES |= {"data/tables/keys.md": keys, "data/tables/variants.md": variants, "data/tables/conversions.md": outcomes}
 PAGES |= {"data/tables/plans.md": every_plan, "data/tables/analyses.md": applies}
 PAGES |= {"data/tables/rooms.md": rooms.page, "data/tables/edits.md": edits, "data/tables/runs.md": of_studies}
-PAGES |= {"data/tables/measurements.md": measured.measurements, "data/tables/flags.md": flags}
+PAGES |= {"data/tables/measurements.md": measured.measurements, "data/tables/flags.md": kernel_tables.flags}
 PAGES |= {"../xfresearch/run/keys.json": lambda: json.dumps(known_keys.tree_of(Config()), indent=1) + "\n"}
 PAGES |= {f"questions/{page}.md": partial(question, page) for page in studies.ANSWERS}
 PAGES |= {"questions/answers.svg": studies.answers}

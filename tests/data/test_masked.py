@@ -105,10 +105,10 @@ def test_a_run_learns_and_is_evaluated_as_it_was_trained(tmp_path, capsys):
     flags = [f"--config.data.corpus=('{tmp_path / 'a.txt'}',)", "--config.log.tracker=jsonl", "--config.evaluation.every=30"]
     flags += ["--config.steps=30", "--config.checkpoint.every=15", "--json", str(tmp_path / "run.json")]
     train_main([*TINY, *flags, "--workdir", str(tmp_path / "run")])
-    found = json.loads((tmp_path / "run.json").read_text())
-    assert found["samples"] == [] and found["baselines"] == {} and "bits_per_byte" not in found["evaluation"]
-    assert found["evaluation"]["loss"] < 0.8 * np.log(2)  # it reads the letters beside the mask
+    results = json.loads((tmp_path / "run.json").read_text())
+    assert results["samples"] == [] and results["baselines"] == {} and "bits_per_byte" not in results["evaluation"]
+    assert results["evaluation"]["loss"] < 0.8 * np.log(2)  # it reads the letters beside the mask
     evaluate.main(["--workdir", str(tmp_path / "run"), "--json", str(tmp_path / "again.json")])
     again = json.loads((tmp_path / "again.json").read_text())
-    assert again["loss"] == pytest.approx(found["evaluation"]["loss"], rel=1e-5)
+    assert again["loss"] == pytest.approx(results["evaluation"]["loss"], rel=1e-5)
     assert "held-out accuracy" in capsys.readouterr().out

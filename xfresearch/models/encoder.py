@@ -8,7 +8,7 @@ params["encoder"], and its taps begin with 'encoder.'.
 
 import zlib
 from dataclasses import dataclass, fields
-from typing import Any, Literal
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -106,5 +106,5 @@ def _named(of_blocks: Pass, outside: dict) -> Pass:
 
 def costs(encoder: EncoderStack) -> Costs:
     """Costs of one token of the source, in a source of `max_length` tokens."""
-    own: Any = encoder.vocab_size * encoder.width * (encoder.embedding == "own")
+    own = encoder.vocab_size * encoder.width if encoder.embedding == "own" else 0
     return token_stack.costs(encoder, encoder.max_length) + weights(own)
