@@ -1,11 +1,9 @@
 """Tokenises a split once, packs it once and reads it by index. Two cached directories: tokens/ and packed/."""
 
-import hashlib
 import os
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +12,7 @@ from xfresearch.config.options import DataConfig, RunConfig
 from xfresearch.data import packing
 from xfresearch.data.cache import build_once, cache_root, complete, digest, read_meta, write_meta
 from xfresearch.data.corpora import open_split
+from xfresearch.data.row_file import RowFile, RowWriter
 from xfresearch.data.tokenizers import Tokenizer, tokenizer_for
 from xfresearch.runtime.errors import UserError
 from xfresearch.runtime.files import inside
@@ -30,6 +29,7 @@ class PackedSplit:
         self.directory = directory
         self.meta = read_meta(directory)
         self.digest = self.meta["digest"]  # of the sequences
+        self._rows = RowFile(directory / _ROWS)
 
     def __len__(self) -> int:
         return self.meta["n_sequences"]
@@ -48,17 +48,10 @@ class PackedSplit:
 
     def read(self, indices) -> dict[str, np.ndarray]:
         """Several sequences at once: arrays [n, L]."""
-        records = self._records.read([int(i) for i in indices]) if len(indices) else []
+        records = self._rows.read(indices)
         rows = np.frombuffer(b"".join(records), self.meta["dtype"])
         rows = rows.reshape(len(records), -1, self.meta["sequence_length"] + 1)
         return packing.unpack(rows, _pad(rows.dtype))
-
-    @cached_property
-    def _records(self):
-        from array_record.python.array_record_module import ArrayRecordReader
-
-        # ArrayRecordDataSource starts threads at every call, which takes three times as long for a small batch.
-        return ArrayRecordReader(str(self.directory / _ROWS), options="readahead_buffer_size:0,max_parallelism:0")
 
 
 def prepare(config: RunConfig, split: str, corpus: str, tokenizer: Tokenizer | None = None) -> PackedSplit:
@@ -200,8 +193,6 @@ def _pad(dtype) -> int:
 
 
 def _pack(source: Path, directory: Path, config: RunConfig, split: str, corpus: str) -> None:
-    from array_record.python.array_record_module import ArrayRecordWriter
-
     length = config.sequence_length
     tokens, offsets = _read_tokens(source)
     needed = length + 1 if split == "train" else 2  # other splits may be shorter than a sequence: they are padded
@@ -216,16 +207,12 @@ def _pack(source: Path, directory: Path, config: RunConfig, split: str, corpus: 
         rows = packing.document_rows(tokens, offsets, length, _pad(dtype))
     else:
         rows = packing.stream_rows(tokens, length, _pad(dtype), keep_last=split != "train")
-    writer = ArrayRecordWriter(str(directory / _ROWS), "group_size:1")
-    content = hashlib.sha256()
-    n_sequences = filled = segments = 0
+    writer = RowWriter(directory / _ROWS)
+    filled = segments = 0
     pad = _pad(dtype)
     with stage(f"packing {corpus} {split}", len(tokens), "tokens") as progress:
         for row in map(np.atleast_2d, rows):
-            record = row.astype(dtype).tobytes()
-            writer.write(record)
-            content.update(record)
-            n_sequences += 1
+            writer.write(row.astype(dtype).tobytes())
             real = int(np.count_nonzero(row[0] != pad))
             documents = int(row[1].max()) if len(row) == 2 else 1
             filled += real
@@ -235,9 +222,9 @@ def _pack(source: Path, directory: Path, config: RunConfig, split: str, corpus: 
     meta = {name: value for name, value in read_meta(source).items() if name != "files"}
     meta |= {"packing": config.data.packing, "sequence_length": length, "dtype": dtype.name}
     meta |= {
-        "n_sequences": n_sequences,
+        "n_sequences": writer.count,
         "n_predictions": filled - segments,
-        "digest": content.hexdigest(),
-        "fill": filled / (n_sequences * (length + 1)),
+        "digest": writer.digest,
+        "fill": filled / (writer.count * (length + 1)),
     }
     write_meta(directory, meta)

@@ -1,11 +1,10 @@
 """A split of pairs in rows, read by index. Pairs of files are tokenised, packed and cached; those of a task are made when
 they are read."""
 
-import hashlib
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from functools import cached_property, partial
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from xfresearch.data.pairs import pair_packing
 from xfresearch.data.pairs.pair_files import PairFiles
 from xfresearch.data.pairs.pair_packing import Pair
 from xfresearch.data.pairs.pair_tasks import PairTask
+from xfresearch.data.row_file import RowFile, RowWriter
 from xfresearch.data.tokenizers import Tokenizer, tokenizer_for
 from xfresearch.runtime.errors import UserError
 from xfresearch.runtime.files import inside
@@ -78,22 +78,16 @@ class PairedSplit:
         self.directory, self.lengths, self.start = directory, lengths, start
         self.meta = read_meta(directory)
         self.digest = self.meta["digest"]
+        self._rows = RowFile(directory / _ROWS)
 
     def __len__(self) -> int:
         return self.meta["n_sequences"]
 
     def read(self, indices) -> dict[str, np.ndarray]:
         """Several rows at once, as pair_packing.unpack returns them."""
-        records = self._records.read([int(i) for i in indices]) if len(indices) else []
+        records = self._rows.read(indices)
         rows = np.frombuffer(b"".join(records), np.int32).reshape(len(records), 2 * sum(self.lengths))
         return pair_packing.unpack(rows, *self.lengths, self.start)
-
-    @cached_property
-    def _records(self):
-        from array_record.python.array_record_module import ArrayRecordReader
-
-        # As in packed.py: ArrayRecordDataSource starts threads at every call.
-        return ArrayRecordReader(str(self.directory / _ROWS), options="readahead_buffer_size:0,max_parallelism:0")
 
 
 class TaskSplit:
@@ -155,10 +149,8 @@ def _encoded(pairs, split: str, corpus: str, tokenizer: Tokenizer, workers: int)
 
 def _write(directory: Path, config: RunConfig, encoded: Iterator[tuple[Pair, int]], title: str) -> None:
     """Writes the rows of all pairs that fit, and the meta of the split."""
-    from array_record.python.array_record_module import ArrayRecordWriter
-
     lengths = config.source_length, config.sequence_length
-    count = {"n_pairs": 0, "n_longer": 0, "n_bytes": 0, "n_tokens": 0, "n_sequences": 0}
+    count = {"n_pairs": 0, "n_longer": 0, "n_bytes": 0, "n_tokens": 0}
 
     def fitting() -> Iterator[Pair]:
         for pair, size in encoded:
@@ -171,17 +163,13 @@ def _write(directory: Path, config: RunConfig, encoded: Iterator[tuple[Pair, int
 
     packs = config.data.objective.rows == "packed"
     rows = pair_packing.packed_rows(fitting(), *lengths) if packs else ([pair] for pair in fitting())
-    writer = ArrayRecordWriter(str(inside(directory, _ROWS)), "group_size:1")
-    content = hashlib.sha256()
+    writer = RowWriter(inside(directory, _ROWS))
     for row in rows:
-        record = pair_packing.row(row, *lengths).tobytes()
-        writer.write(record)
-        content.update(record)
-        count["n_sequences"] += 1
+        writer.write(pair_packing.row(row, *lengths).tobytes())
     writer.close()
-    if not count["n_sequences"]:
+    if not writer.count:
         raise _none_fits(title, lengths) if count["n_longer"] else UserError(f"{title}: it has no pairs")
-    write_meta(directory, count | {"digest": content.hexdigest(), "lengths": lengths})
+    write_meta(directory, count | {"n_sequences": writer.count, "digest": writer.digest, "lengths": lengths})
 
 
 def _none_fits(what, lengths: tuple[int, int]) -> UserError:
