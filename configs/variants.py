@@ -5,8 +5,8 @@ variants:NAME      the base with one change; VARIANTS below and docs/variants.md
 variants:tiny      the base at a size that runs in less than a minute on two cores
 
 docs/variants.md has the costs of all variants, and configs/studies/ compares some of them. Choices of named models are not
-repeated here: RMSNorm, RoPE and SwiGLU are in `llama`, ReLU in `vanilla_2017`, one key-value head in `palm`, W_Q = I in
-`no_query`, tanh(alpha x) in `dyt`, top-2 experts in `moe`.
+repeated here: RMSNorm, RoPE and SwiGLU are in `llama`, ReLU in `vanilla_2017_decoder`, one key-value head in `palm`, W_Q = I
+in `no_query`, tanh(alpha x) in `dyt`, top-2 experts in `moe`.
 """
 
 from typing import NamedTuple

@@ -131,7 +131,7 @@ def test_a_path_to_attention_does_not_change_what_the_feed_forward_beside_it_rea
         assert relative_error(effect_NC[0, column], metric(lm, read | written)) < 100 * TOLERANCE["float32"]
 
 
-@pytest.mark.parametrize("name", ["gpt2", "vanilla_2017"])
+@pytest.mark.parametrize("name", ["gpt2", "vanilla_2017_decoder"])
 def test_a_direct_path_to_the_head_changes_one_term_of_the_last_sum(name):
     """In a layout with pre-norms the last stream is the sum of all writes; a post norm reads them again."""
     lm = tiny_model(name)

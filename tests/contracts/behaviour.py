@@ -37,26 +37,30 @@ def names() -> list[str]:
 def behaviour(name: str, folder: Path) -> dict:
     """Costs, losses, logits and greedy text of configs/NAME.py:tiny, trained in `folder` in this process."""
     import xfresearch as xf
+    from xfresearch.run.config_files import parse
     from xfresearch.train import main as train_main
 
     text = folder / "squares.txt"
     workdir = folder / name
     text.write_text("\n".join(f"{i} squared is {i * i}" for i in range(4000)))
     flags = FLAGS | {"data.cache_dir": folder / "cache"}
-    if name not in ("brody_majority", "playground"):  # they have labels and no text
-        flags["data.corpus"] = f"('text_files:{text}',)"
     file = ROOT / "configs" / f"{name}.py"
+    encoder = parse(["--config", f"{file}:tiny"]).model.encoder
+    if not encoder and name not in ("brody_majority", "playground"):  # they have pairs, or labels and no text
+        flags["data.corpus"] = f"('text_files:{text}',)"
     train_main(
         ["--config", f"{file}:tiny", "--workdir", str(workdir), *(f"--config.{k}={v}" for k, v in flags.items())]
     )
     rows = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
     lm = xf.load(workdir)
     tokens_BL = np.arange(3 * 16).reshape(3, 16) * 7 % lm.config.vocab_size
+    source, begin = ({"source": tokens_BL[:, ::2]}, "") if encoder else ({}, PROMPT)
+    text_source = {"source": PROMPT} if encoder else {}
     return {
         "costs": vars(xf.costs(lm.config)),
         "losses": [row["loss"] for row in rows if "loss" in row][:STEPS],
-        "logits": np.asarray(lm(tokens_BL))[:, -1, :4].ravel().tolist(),
-        "text": lm.generate(PROMPT, max_new_tokens=TOKENS, temperature=0.0, seed=0) if lm.tokenizer else "",
+        "logits": np.asarray(lm(tokens_BL, **source))[:, -1, :4].ravel().tolist(),
+        "text": lm.generate(begin, max_new_tokens=TOKENS, temperature=0.0, seed=0, **text_source) if lm.tokenizer else "",
     }
 
 

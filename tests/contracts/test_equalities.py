@@ -39,7 +39,7 @@ SAME_CACHE = (
     "feed_forward.kind=glu",
     "feed_forward.kind=solu",
 )
-SAME_CACHE += ("feed_forward.bias", "configs/palm", "configs/vanilla_2017", "configs/gptj", "configs/normless")
+SAME_CACHE += ("feed_forward.bias", "configs/palm", "configs/vanilla_2017_decoder", "configs/gptj", "configs/normless")
 SAME_CACHE += ("attention.query=identity", "attention.value=identity", "attention.qk_norm", "attention.output_gate")
 SAME_CACHE += ("attention.memory_activation", "attention[slots]", "attention.shaping", "feed_forward[moe].moe.balance")
 SAME_CACHE += ("feed_forward[moe].moe.shared", "pattern-repeated", "configs/all_attention_enwik8", "configs/simplified")

@@ -2,11 +2,10 @@
 of pairs."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 
-from tests.contracts.variants import BASE, BATCH, LENGTH, MAIN, ROOT, change
+from tests.contracts.variants import BASE, BATCH, LENGTH, MAIN, SHIPPED, change
 from xfresearch.models.block_config import BLOCKS
 from xfresearch.models.context import Source
 from xfresearch.models.encoder import EncoderConfig
@@ -14,7 +13,6 @@ from xfresearch.models.feed_forwards.dense import DenseConfig
 from xfresearch.models.mixers.softmax.config import SoftmaxConfig
 from xfresearch.models.mixers.softmax.cross import CrossConfig
 from xfresearch.models.model_config import ModelConfig, resolve_model
-from xfresearch.run.config_files import parse
 
 SOURCE = 6  # tokens
 CROSS = "blocks.main.cross_attention."
@@ -82,15 +80,9 @@ def made(changes: dict) -> ModelConfig:
     return resolve_model(model)
 
 
-def named(file: Path) -> ModelConfig:
-    """The model of a config at its tiny size, for a source of SOURCE tokens and a small vocabulary."""
-    model = parse(["--config", f"{file}:tiny"]).model
-    return change(replace(model, vocab_size=64), ENCODER + "max_length", SOURCE)
-
-
 MODELS = {name: made(changes) for name, changes in CHANGES.items()}
-FILES = [file for file in sorted((ROOT / "configs" / "two_stacks").glob("*.py")) if "def get_config(" in file.read_text()]
-MODELS |= {f"configs/two_stacks/{file.name}": named(file) for file in FILES}
+NAMED = {f"configs/{name}.py": change(m, ENCODER + "max_length", SOURCE) for name, m in SHIPPED.items() if m.encoder}
+MODELS |= NAMED
 # The decoder's layers with cross-attention and those without it take turns.
 MODELS["in-turns"] = resolve_model(replace(TWO, blocks={"self": MAIN, "both": PRE_NORM}, pattern=("self", "both")))
 

@@ -305,7 +305,7 @@ def _memories() -> dict:
     }
 
 
-def _named() -> dict:
+def _shipped() -> dict:
     """Every file in configs/ at its tiny size, but not playground, whose model is quickstart's. A vocabulary that the
     tokenizer would set is small."""
     files = [f for f in (ROOT / "configs").glob("*.py") if f.stem != "playground" and "def get_config(" in f.read_text()]
@@ -324,7 +324,8 @@ def _variants() -> dict:
 
 
 VARIANTS = _variants()
-NAMED = _named()
+SHIPPED = _shipped()
+NAMED = {name: m for name, m in SHIPPED.items() if m.encoder is None}  # others: two_stacks.py
 ALL = VARIANTS | {f"configs/{name}.py": m for name, m in NAMED.items()}
 
 

@@ -40,7 +40,7 @@ OUTCOMES = {
     "simplified": "layers.0.layout='skipless_parallel'",
     "single_head_deep": "layers.0.attention.head_size=8",
     "solu": "layers.0.feed_forward.kind='solu'",
-    "vanilla_2017": "position='sinusoidal'",
+    "vanilla_2017_decoder": "position='sinusoidal'",
     "variants": "layers.0.norm_bias=False",
 }
 EXPORTED = [name for name, outcome in OUTCOMES.items() if "=" not in outcome]

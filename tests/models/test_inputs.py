@@ -290,7 +290,7 @@ NORMALIZED = {"ln1": "blocks.1.attention.", "ln2": "blocks.1.feed_forward.", "ln
         ("llama", {"norms__feed_forward_in__gain": "False"}, ("ln2",)),
         ("gptj", {}, ("ln1", "ln2", "ln_final")),  # one norm, whose output both sublayers read
         ("gpt2", {"layout": "no_norm_between"}, ("ln1", "ln_final")),
-        ("vanilla_2017", {}, ()),
+        ("vanilla_2017_decoder", {}, ()),
         ("gpt2", {"norm": "dyt"}, ("ln_final",)),
         ("gpt2", {"layout": "resi_dual"}, ()),
     ],

@@ -19,7 +19,7 @@ MODELS |= {f"attention.kind={kind}": VARIANTS[f"attention.kind={kind}"] for kind
 
 # The other named configs have sublayers and positions of these.
 DEFAULT_RUN = [name for name in MODELS if not name.startswith("configs/")]
-DEFAULT_RUN += [f"configs/{name}.py" for name in ("gpt2", "llama", "moe", "all_attention", "vanilla_2017")]
+DEFAULT_RUN += [f"configs/{name}.py" for name in ("gpt2", "llama", "moe", "all_attention", "vanilla_2017_decoder")]
 
 
 def packed(config):

@@ -46,7 +46,7 @@ def test_a_model_with_two_stacks_is_checked_with_the_activations_of_both(monkeyp
     traced = device_memory.kept_in_trace
     monkeypatch.setattr(device_memory, "kept_in_trace", lambda *given: seen.append(given) or traced(*given))
     lengths = ["--config.source_length=24", "--config.sequence_length=20", "--config.model.vocab_size=264"]
-    model = ["--config", f"{ROOT / 'configs/two_stacks/vanilla_2017.py'}:tiny", *lengths]
+    model = ["--config", f"{ROOT / 'configs/vanilla_2017.py'}:tiny", *lengths]
     config = parse([*model, "--config.mesh.fsdp=2", "--config.mesh.tensor=2"])
     plan = plans.check(config)
     assert plan["method"] == "checked" and plan["parameters"] == costs(config.model).parameters

@@ -42,7 +42,7 @@ def difference(before: Network, after: Network) -> float:
 MODELS = {
     "gpt2": {BLOCK + "attention__memory_slots": 3, BLOCK + "attention__kv_heads": 2},
     "moe": {BLOCK + "feed_forward__moe__shared": 1, BLOCK + "attention__position": "relative_key"},
-    "vanilla_2017": {},
+    "vanilla_2017_decoder": {},
     "all_attention": {"model__head_bias": True},
 }
 # They add the same number to all logits of a softmax, or are the same for all keys: no logit of the model depends on them.

@@ -17,7 +17,7 @@ MODELS = {
     "llama": {BLOCK + "attention__position": "t5"},
     "moe": {},
     "all_attention": {},
-    "vanilla_2017": {BLOCK + "layout": "resi_dual", "model__final_norm": "layer"},
+    "vanilla_2017_decoder": {BLOCK + "layout": "resi_dual", "model__final_norm": "layer"},
 }
 
 

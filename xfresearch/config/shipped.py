@@ -15,7 +15,7 @@ FOLDER = Path(__file__).parent.parent / "configs"
 def shipped() -> dict[str, Path]:
     """{name: file} of every config: of models, such as `gpt2`, of tasks, such as `tasks/sort`, and of studies, such as
     `studies/w_o`."""
-    files = [file for folder in ("", "two_stacks/", "tasks/", "studies/") for file in sorted(FOLDER.glob(f"{folder}*.py"))]
+    files = [file for folder in ("", "tasks/", "studies/") for file in sorted(FOLDER.glob(f"{folder}*.py"))]
     named = {file.relative_to(FOLDER).with_suffix("").as_posix(): file for file in files}
     return {name: file for name, file in named.items() if "def get_config" in file.read_text(encoding="utf-8")}
 

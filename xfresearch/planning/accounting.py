@@ -36,7 +36,7 @@ CASES = (
     Case("all_attention"),
     Case("no_query"),
     Case("normless"),
-    Case("vanilla_2017"),
+    Case("vanilla_2017_decoder"),
     Case("llama", ("training.remat=dots",)),
     Case("gpt2", ("model.vocab_size=16000", "training.accumulate=2")),
     Case("moe"),

@@ -1,18 +1,18 @@
-"""What the encoders and decoders of this folder share: both stacks of one size, with the same kinds of sublayers."""
+"""What the configs with an encoder and a decoder share: both stacks of one size, with the same kinds of sublayers."""
 
 from xfresearch.configs import common
 from xfresearch.run.config_files import default_encoder
 
 
-def base(size: str, sizes: tuple[str, ...]):
-    """(config, its two stacks: the encoder and the decoder) of a size, one of `sizes` and 'tiny'. Raises UserError for an
-    unknown size."""
-    config = common.base(size, sizes=(*sizes, "tiny"))
+def base(size: str, sizes: tuple[str, ...], tiny: tuple[str, ...] = ("tiny",)):
+    """(config, its two stacks: the encoder and the decoder) of a size, one of `sizes` and of the `tiny` ones. Raises
+    UserError for an unknown size."""
+    config = common.base("tiny" if size in tiny else size, sizes=(*sizes, *tiny))
     config.model.stacks = {"encoder": default_encoder()}
     config.model.blocks.main.layout = "cross_pre_norm"
     config.data.objective.kind = "seq2seq"
     config.data.corpus, config.source_length = ("translation",), config.sequence_length
-    if size == "tiny":
+    if size in tiny:
         config.model.stacks.encoder.depth = config.model.depth
         config.model.stacks.encoder.blocks.main.attention.heads = config.model.blocks.main.cross_attention.heads = 4
     return config, (config.model.stacks.encoder, config.model)

@@ -1,16 +1,17 @@
 """BART (Lewis et al. 2020): an encoder and a decoder, post-norm, learned positions, GELU, biases everywhere.
 
 bart          base: width 768, 6 and 6 layers, 12 heads, hidden 3072, 50,265 tokens; 139 M parameters
+bart:base     the same
 bart:tiny     runs in less than a minute on two cores
 
 Positions begin at row 2 of their tables. The embedding has a norm, and the stacks end without one.
 """
 
-from xfresearch.configs.two_stacks.common import attentions, base, sized
+from xfresearch.configs.two_stacks import attentions, base, sized
 
 
-def get_config(size: str = "full"):
-    config, stacks = base(size, ("full",))
+def get_config(size: str = "base"):
+    config, stacks = base(size, ("base",))
     config.model.blocks.main.layout, stacks[0].blocks.main.layout = "cross_post_norm", "post_norm"
     for stack in stacks:
         block = stack.blocks.main
