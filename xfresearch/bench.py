@@ -41,7 +41,8 @@ def parser() -> Parser:
 
 
 def parse(arguments):
-    options, options.overrides = parser().parse_known_args(arguments)
+    options, overrides = parser().parse_known_args(arguments)
+    options.overrides = overrides
     if options.overrides and options.operation not in OVERRIDABLE:
         parser().error(f"unrecognized arguments: {' '.join(options.overrides)}")
     return options

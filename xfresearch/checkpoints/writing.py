@@ -13,6 +13,7 @@ import sys
 from collections.abc import Sequence
 from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
 import jax
 from etils import epath
@@ -41,7 +42,9 @@ def manager(directory: epath.Path, **options):
 
 @cache
 def _manager_class():
-    class Manager(orbax().CheckpointManager):
+    base: Any = orbax().CheckpointManager
+
+    class Manager(base):
         _checkpoint_deleter: Pruner
 
         def __init__(self, directory: epath.Path, **options):
@@ -96,7 +99,9 @@ def write_shards(writer, path: epath.Path, items: dict, meta: dict) -> None:
 
 @cache
 def _synced_path_class():
-    class Synced(orbax().path.atomicity.AtomicRenameTemporaryPath):
+    base: Any = orbax().path.atomicity.AtomicRenameTemporaryPath
+
+    class Synced(base):
         async def finalize(self) -> None:
             """Renames the directory when its files are on the disk. If it did so earlier, a crash of the machine could leave
             a checkpoint of empty files, after the one before it was removed."""

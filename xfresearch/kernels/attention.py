@@ -141,7 +141,7 @@ REFUSALS = {
 }
 
 
-def choose_attention(call: Call, implementation="auto") -> Choice:
+def choose_attention(call: Call, implementation="auto") -> Choice[str]:
     """The kernel for `call`, and the reason. Raises UserError if a kernel selected by name does not support it."""
     return choose("training.attention_kernel", implementation, call, REFUSALS, preferred(ATTENTION, call), "plain")
 

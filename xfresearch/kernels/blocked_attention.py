@@ -39,7 +39,7 @@ def _split_batch(_, q_BLHK, k_BSGK, v_BSGK, memory, segments):
         return jnp.split(x, count)
 
     parts_of_memory = [memory] * count
-    parts_of_segments = [None] * count
+    parts_of_segments: list = [None] * count
     if memory is not None and memory.query is not None:
         parts_of_memory = [memory._replace(query=q) for q in split(memory.query.reshape(q_BLGRK.shape))]
     if segments:
@@ -131,10 +131,10 @@ def _blocked_backward(residuals, do_BLGRK):
     dq, dk, dv, dslots = zip(*blocks, strict=True)
     if memory is not None:
         dq_memory, dmk, dmv = zip(*dslots, strict=True)
-        dq = dq if memory_queries else [a + b for a, b in zip(dq, dq_memory, strict=True)]
-        dq_memory = _from_rows(dq_memory, o_BLGRK.shape).astype(q.dtype) if memory_queries else None
+        dq = dq if memory_queries else tuple(a + b for a, b in zip(dq, dq_memory, strict=True))
+        dquery = _from_rows(dq_memory, o_BLGRK.shape).astype(q.dtype) if memory_queries else None
         dmk_MGK, dmv_MGK = (sum(x).transpose(2, 0, 1).astype(memory.key.dtype) for x in (dmk, dmv))
-        dslots = Slots(dq_memory, dmk_MGK, dmv_MGK)
+        dslots = Slots(dquery, dmk_MGK, dmv_MGK)
     dq_BLGRK = _from_rows(dq, o_BLGRK.shape).astype(q.dtype)
     dk_BSGK, dv_BSGK = (_sum_prefixes(x, L).transpose(1, 3, 0, 2).astype(q.dtype) for x in (dk, dv))
     return dq_BLGRK, dk_BSGK, dv_BSGK, None if memory is None else dslots, None

@@ -1,19 +1,20 @@
 """Selects one of several kernels of an operation."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 from xfresearch.runtime.errors import UserError, nearest
 
 BY_NAME = "selected by name"
+Name = TypeVar("Name", str, int)
 
 
-class Choice(NamedTuple):
-    name: str | int
+class Choice(NamedTuple, Generic[Name]):
+    name: Name  # of a kernel, or a number
     reason: str
 
 
-def choose(key: str, asked: str, call, refusals: dict[str, Callable], preferred: dict[str, str], rest: str) -> Choice:
+def choose(key: str, asked: str, call, refusals: dict[str, Callable], preferred: dict[str, str], rest: str) -> Choice[str]:
     """The kernel for `call`, and the reason.
 
     key: the config key of the option, for errors.

@@ -10,6 +10,7 @@ gradient, and none is computed. The gradient of a bias is known to be right only
 """
 
 from inspect import signature
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -37,7 +38,7 @@ def cudnn(q_BLHK, k_BSGK, v_BSGV, memory, segments, mask: Mask, mesh=None, bias=
     def local(bias, q, k, v, memory, segments):
         if memory is None and segments is None and bias is None:
             window = (mask.window - 1, 0) if mask.window else None
-            settings = {"scale": 1.0, "is_causal": mask.causal, "local_window_size": window}
+            settings: dict = {"scale": 1.0, "is_causal": mask.causal, "local_window_size": window}
             return jax.nn.dot_product_attention(q, k, v, **settings, implementation="cudnn")
         calls = [_tokens(q, k, v, segments, mask, bias)]
         queries = [q]
@@ -92,8 +93,9 @@ def cudnn_part(mask: Mask) -> Part:
     or None.
     """
     # Private functions: the public ones return lse in q's dtype, and their backward pass accepts no lse.
-    from jax._src.cudnn import fused_attention_stablehlo as sdpa
+    from jax._src.cudnn import fused_attention_stablehlo
 
+    sdpa: Any = fused_attention_stablehlo  # mypy does not count arrays that come in a tuple
     settings: dict = {
         "scale": 1.0,
         "seed": 0,

@@ -285,16 +285,16 @@ def choose_default(table: tuple[Default, ...], setting: Setting) -> Choice:
     return Choice(line.choice(setting) if callable(line.choice) else line.choice, line.reason)
 
 
-def fast_layers(depth: int, mesh=None, expert_kernel: str = "auto") -> Choice:
+def fast_layers(depth: int, mesh=None, expert_kernel: str = "auto") -> Choice[str]:
     """'scan' or 'unroll', for that many layers on the mesh's devices (without a mesh, JAX's default device)."""
     return choose_default(LAYERS, Setting(platform(mesh), depth=depth, expert_kernel=expert_kernel))
 
 
-def loss_rows(vocabulary: int, mesh=None) -> Choice:
+def loss_rows(vocabulary: int, mesh=None) -> Choice[int]:
     """The number of tokens whose logits for `vocabulary` ids a device of the mesh holds at a time."""
     return choose_default(LOSS_ROWS, Setting(platform(mesh), memory(mesh), vocabulary=vocabulary))
 
 
-def vocabulary_multiple(mesh=None) -> Choice:
+def vocabulary_multiple(mesh=None) -> Choice[int]:
     """The number to whose multiple the vocabulary of matrix products is padded; 1 for no padding."""
     return choose_default(VOCABULARY, Setting(platform(mesh)))

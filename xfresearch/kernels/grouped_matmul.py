@@ -50,7 +50,7 @@ REFUSALS = {
 }
 
 
-def choose_grouped_matmul(call: Call, implementation="auto") -> Choice:
+def choose_grouped_matmul(call: Call, implementation="auto") -> Choice[str]:
     """The kernel for `call`, and the reason. Raises UserError if a kernel selected by name does not support it."""
     return choose("training.expert_kernel", implementation, call, REFUSALS, preferred(EXPERTS, call), "ragged")
 
@@ -136,7 +136,7 @@ def grouped_matmul(x_TD, w_EDF, sizes_E, *, implementation="auto", platform=None
     """
     platform = platform or jax.default_backend()
     name = choose_grouped_matmul(Call(platform, str(x_TD.dtype)), implementation).name
-    products = {
+    products: dict[str, Callable] = {
         "ragged": lambda x_TD, w_EDF, sizes_E: jax.lax.ragged_dot(x_TD, w_EDF, sizes_E.astype(jnp.int32)),
         "megablox": partial(megablox, kind=kind),
         "tokamax": tokamax_ragged_dot,

@@ -33,7 +33,8 @@ def plain(q_BLHK, k_BSGK, v_BSGV, memory, segments, distance_LS, mask, softcap, 
     if rate > 0:
         weights = jnp.where(jax.random.bernoulli(key, 1 - rate, weights.shape), weights / (1 - rate), 0)
     to_memory, to_context = jnp.split(weights, [M], -1)
-    if segments is not None or mask.nearest:  # the softmax gives a query without keys equal weights instead of zeros
+    if mask_BHLS is not None and (segments is not None or mask.nearest):
+        # The softmax gives a query without keys equal weights instead of zeros.
         to_context = jnp.where(mask_BHLS, to_context, 0)
     if shaping is not None:
         to_context = _shape(shaping, to_context, mask_BHLS, distance_LS)

@@ -13,7 +13,7 @@ merged o and lse (kernels/merged_attention.py).
 """
 
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -73,7 +73,7 @@ def _ring(settings: Ring, q_BLHK, keys_values, slots, constants):
 def _forward(settings, q_BLHK, keys_values, slots, constants):
     segments, of_steps, of_memory = constants
     q_ids, ids = segments or (None, None)
-    merged = None if slots is None else settings.memory.forward(*slots, of_memory)
+    merged: Any = None if slots is None else settings.memory.forward(*slots, of_memory)
     rotating = (*keys_values, ids)
     for t, part in enumerate(settings.steps):
         rotating = _rotate(settings, rotating, 1) if t else rotating

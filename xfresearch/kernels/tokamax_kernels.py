@@ -44,7 +44,7 @@ def tokamax_attention(q_BLHK, k, v, memory, segments, mask: Mask, mesh=None, bia
         window = (mask.window - 1, 0) if mask.window else None
         if bias is not None:
             bias = jnp.maximum(bias, -(2.0**41)).astype(q.dtype)
-        named = {"scale": 1.0, "is_causal": mask.causal, "local_window_size": window}
+        named: dict = {"scale": 1.0, "is_causal": mask.causal, "local_window_size": window}
         named |= {"implementation": ATTENTION}
         return _supported("attention_kernel", lambda: tokamax.dot_product_attention(q, k, v, bias, hidden, **named))
 

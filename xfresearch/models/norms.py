@@ -143,6 +143,7 @@ class Norm(nnx.Module):
         at, x = (value.astype(jnp.promote_types(x.dtype, jnp.float32)) for value in (at, x))
         kind, epsilon = self.spec.kind, self.spec.epsilon
         if kind == "dyt":
+            assert self.alpha is not None
             slope = self.alpha[...] * at
             x = x * self.alpha[...] * jnp.where(slope == 0, 1, jnp.tanh(slope) / jnp.where(slope == 0, 1, slope))
         if kind == "derf":
@@ -165,6 +166,7 @@ class Norm(nnx.Module):
     def _secant(self, at):
         """derf's factor at the value `at`: (erf(alpha at + shift) - erf(shift)) / at. Near 0 the difference has no digits
         left, so there it is the derivative in the middle, whose error in the norm, O(step^3), is below rounding."""
+        assert self.alpha is not None and self.shift is not None
         alpha, shift = (value[...].astype(at.dtype) for value in (self.alpha, self.shift))
         step = alpha * at
         near = jnp.abs(step) < jnp.finfo(at.dtype).eps ** (1 / 3)

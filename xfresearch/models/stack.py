@@ -309,7 +309,8 @@ def scan(stack: StackConfig, blocks, stream: Stream, ctx: Context, caches, remat
 
         def body(stream, xs, segment=segment, first=first, sites=sites):
             blocks, caches, repeat = xs
-            new_caches, losses, statistics, captures = ({} for _ in range(4))
+            losses: dict = {}
+            new_caches, statistics, captures = ({} for _ in range(3))
             for i, place in enumerate(segment):
                 of_layer = taps.layer(place.name, repeat)
                 layer_ctx = ctx.layer(first + repeat * len(segment) + i, place.block, of_layer)

@@ -21,7 +21,7 @@ def execution(training: TrainingConfig) -> Execution:
     return Execution(training.attention_kernel, training.expert_kernel)
 
 
-def kernel_choices(config: Config, mesh=None) -> dict[tuple[str, str], Choice]:
+def kernel_choices(config: Config, mesh=None) -> dict[tuple[str, str], Choice[str]]:
     """{(block, sublayer): the kernel for training and the reason}, for sublayers with more than one kernel. A block of an
     encoder is 'encoder.main'.
 
@@ -41,7 +41,7 @@ def kernel_choices(config: Config, mesh=None) -> dict[tuple[str, str], Choice]:
     return chosen
 
 
-def layers_choice(config: Config, mesh=None) -> Choice:
+def layers_choice(config: Config, mesh=None) -> Choice[str]:
     """'scan' or 'unroll', and the reason."""
     training = config.training
     if training.layers != "auto":
@@ -49,17 +49,16 @@ def layers_choice(config: Config, mesh=None) -> Choice:
     return defaults.fast_layers(config.model.depth, mesh, training.expert_kernel)
 
 
-def loss_rows_choice(config: Config, mesh=None) -> Choice:
+def loss_rows_choice(config: Config, mesh=None) -> Choice[int]:
     """The number of tokens whose logits a device computes at a time, and the reason."""
     if config.training.loss_rows:
         return Choice(config.training.loss_rows, BY_NAME)
     return defaults.loss_rows(_vocabulary(config, mesh), mesh)
 
 
-def padded_vocabulary(config: Config, mesh=None) -> Choice:
+def padded_vocabulary(config: Config, mesh=None) -> Choice[int]:
     """The number of ids in a device's products with the vocabulary, and the reason."""
-    name, reason = defaults.vocabulary_multiple(mesh)
-    multiple = int(name)
+    multiple, reason = defaults.vocabulary_multiple(mesh)
     return Choice(-(-_vocabulary(config, mesh) // multiple) * multiple, reason)
 
 

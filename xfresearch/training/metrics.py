@@ -166,7 +166,7 @@ class Clock:
         self.tokens = 0
         self._now = now
         self._last = now()  # up to here, all time has been counted
-        self._open = [None]  # the stack of kinds being measured
+        self._open: list[str | None] = [None]  # the stack of kinds being measured
         self._set = {}  # the totals given to `set`
         self._rate = Rate()
 
@@ -249,7 +249,7 @@ class Rate:
     """Growth per second of a running total over the last RATE_WINDOW calls; 0 at the first call."""
 
     def __init__(self):
-        self._seen = deque(maxlen=RATE_WINDOW + 1)
+        self._seen: deque[tuple[float, float]] = deque(maxlen=RATE_WINDOW + 1)
 
     def __call__(self, seconds: float, total: float) -> float:
         self._seen.append((seconds, total))

@@ -55,7 +55,7 @@ class Activation(NamedTuple):
         h = self.function(pre)
         return h if multiplier is None else h * self.multiplier(multiplier)
 
-    def recomputed(self, pre, multiplier=None, gates=None):
+    def recomputed(self, pre, multiplier=None, *, gates=None):
         """The same, times the gates [..., 1] if there are any; the backward pass keeps the arguments alone."""
 
         return recomputed(lambda pre, multiplier, gates: times(self(pre, multiplier), gates), pre, multiplier, gates)

@@ -307,7 +307,7 @@ class MixtureOfExperts(SublayerModule):
         return Traffic(routed=place.options.moe.top_k * place.input_width)
 
     @staticmethod
-    def kernel(place: Place, length: int, segments: bool, execution, mesh) -> Choice:
+    def kernel(place: Place, length: int, segments: bool, execution, mesh) -> Choice[str]:
         moe = place.options.moe
         requested = execution.expert_kernel
         if moe.routing == "expert_choice" or moe.capacity and mesh is not None:

@@ -91,9 +91,9 @@ class DifferentialAttention(SublayerModule):
         self.key = Linear(place, shapes["key"], rngs)
         self.value = Linear(place, shapes["value"], rngs, scale=place.inner_scale)
         self.output = None if place.bare else Linear(place, shapes["output"], rngs, scale=place.output_scale)
-        for name in ("lambda_query_1", "lambda_key_1", "lambda_query_2", "lambda_key_2"):
-            vector = LAMBDA_STD * jax.random.normal(rngs.params(), (K,), place.param_dtype)
-            setattr(self, name, parameter(vector, "K"))
+        draws = (LAMBDA_STD * jax.random.normal(rngs.params(), (K,), place.param_dtype) for _ in range(4))
+        vectors = [parameter(vector, "K") for vector in draws]
+        self.lambda_query_1, self.lambda_key_1, self.lambda_query_2, self.lambda_key_2 = vectors
         self.head_norm = Norm(_norm(place), "K", (2 * K,), place.param_dtype)
         self.mask = _mask(place)
 

@@ -218,7 +218,7 @@ class Attention(SublayerModule):
 
     def slots(self, dtype):
         """Keys [M, G, K] and values [M, G, V] of the slots in the softmax, with the sink as the last; None without."""
-        pairs = [self.memory(dtype)] if softmax_slots(self.options) else []
+        pairs = [self.memory(dtype)] if self.memory is not None and softmax_slots(self.options) else []
         if self.options.sink != "none":
             heads = slot_heads(self.options) if pairs else self.sizes.key_heads
             pairs.append(tuple(jnp.zeros((1, heads, size), dtype) for size in (self.sizes.qk, self.sizes.v)))
