@@ -33,6 +33,8 @@ def costs(argument: str, vocabulary: int = 0):
         ("mixtral_8x7b.py", 32_000, 46.7, 1e9),  # mistralai/Mixtral-8x7B-v0.1
         ("all_attention_enwik8_small.py", 205, 39, 1e6),  # Sukhbaatar et al. 2019, table 1; enwik8 has 205 bytes
         ("all_attention_enwik8_large.py", 205, 114, 1e6),
+        ("bert.py:base", 0, 109_514_298, 1),  # BertForMaskedLM of google-bert/bert-base-uncased
+        ("bert.py:large", 0, 335_174_458, 1),  # google-bert/bert-large-uncased
         ("t5.py:small", 0, 60_506_624, 1),  # google-t5/t5-small
         ("t5.py:v1_1_small", 0, 76_961_152, 1),  # google/t5-v1_1-small
         ("bart.py:base", 0, 139_420_416, 1),  # facebook/bart-base
@@ -125,6 +127,15 @@ def tokens_of_vanilla_2017(millions: int, depth: int, width: int, hidden: int) -
     return math.ceil(low / width), math.floor(high / width)
 
 
+def test_bert_base_has_the_110_million_that_were_published():
+    """Devlin et al. 2019, sec. 3: 110 M, those of BertModel, which has a pooler instead of the masked-language head."""
+    width, vocabulary = 768, 30_522
+    dense, norm = width**2 + width, 2 * width
+    encoder = costs("bert.py:base").parameters - (dense + norm + vocabulary)
+    assert encoder == (vocabulary + 512 + 2) * width + norm + 12 * (12 * width**2 + 13 * width)
+    assert encoder + dense == 109_482_240 and round((encoder + dense) / 1e6, -1) == 110
+
+
 def test_single_head_deep_has_as_many_matrix_parameters_as_the_wide_model():
     deep = parse(["--config", f"{ROOT}/configs/single_head_deep.py"]).model
     wide = parse(
@@ -139,5 +150,5 @@ def test_single_head_deep_has_as_many_matrix_parameters_as_the_wide_model():
 
 def test_the_table_of_variants_compares_models_of_about_3_million_parameters():
     for name in NAMED:
-        if name not in ("quickstart", "variants", "brody_majority", "facts"):  # brody_majority predicts labels
+        if name not in ("quickstart", "variants", "brody_majority", "facts", "bert"):  # brody_majority predicts labels
             assert 2.9e6 < costs(f"{name}.py:3m", 257).parameters < 3.6e6, name

@@ -53,6 +53,7 @@ def behaviour(name: str, folder: Path) -> dict:
     )
     rows = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
     lm = xf.load(workdir)
+    writes = lm.tokenizer and lm.config.causal
     tokens_BL = np.arange(3 * 16).reshape(3, 16) * 7 % lm.config.vocab_size
     source, begin = ({"source": tokens_BL[:, ::2]}, "") if encoder else ({}, PROMPT)
     text_source = {"source": PROMPT} if encoder else {}
@@ -60,7 +61,7 @@ def behaviour(name: str, folder: Path) -> dict:
         "costs": vars(xf.costs(lm.config)),
         "losses": [row["loss"] for row in rows if "loss" in row][:STEPS],
         "logits": np.asarray(lm(tokens_BL, **source))[:, -1, :4].ravel().tolist(),
-        "text": lm.generate(begin, max_new_tokens=TOKENS, temperature=0.0, seed=0, **text_source) if lm.tokenizer else "",
+        "text": lm.generate(begin, max_new_tokens=TOKENS, temperature=0.0, seed=0, **text_source) if writes else "",
     }
 
 

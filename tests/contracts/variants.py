@@ -53,9 +53,11 @@ def kinds_of(sublayer: str) -> tuple[str, ...]:
 
 KINDS = {sublayer: kinds_of(sublayer) for sublayer in TABLES}
 
+BERT = {"token_types": 2, "head_activation": "gelu", "head_norm": "layer", "head_bias": True}
 # Options that a value needs and that are added to its variant: options of the model, otherwise of its block.
 NEEDS = {
     ("position_offset", "*"): {"position": "learned"},
+    **dict.fromkeys([("token_types", "*"), ("head_activation", "*"), ("head_norm", "*")], BERT),
     ("layout", "all_attention"): {"attention.memory_slots": 32, "final_norm": "none"},
     ("layout", "post_norm"): {"final_norm": "none"},
     ("layout", "deep_norm"): {"final_norm": "none"},
@@ -133,6 +135,7 @@ NUMBERS = {
 FEW = {
     "embedding_norm": ["layer"],
     "final_norm": ["dyt", "none"],
+    **{name: [value] for name, value in BERT.items()},
     "blocks.main.attention.qk_norm": ["rms", "layer"],
     "blocks.main.attention.memory_activation": ["relu", "gelu"],
     "blocks.main.attention[slots].memory_activation": ["relu"],
@@ -327,8 +330,6 @@ VARIANTS = _variants()
 SHIPPED = _shipped()
 NAMED = {name: m for name, m in SHIPPED.items() if m.encoder is None}  # others: two_stacks.py
 ALL = VARIANTS | {f"configs/{name}.py": m for name, m in NAMED.items()}
-
-
 KEPT = [f"configs/{name}.py" for name in ("gpt2", "mixtral_8x7b", "lambda_lm", "simplified")]
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from tests.reference.attention import ATTENTIONS
 from tests.reference.cross import cross_attention
-from tests.reference.feed_forward import FEED_FORWARDS
+from tests.reference.feed_forward import ACTIVATIONS, FEED_FORWARDS
 from tests.reference.layouts import LAYOUTS, Part
 from tests.reference.norms import norm_of, softcap
 from tests.reference.records import at, record, recording
@@ -87,9 +87,9 @@ def layer_order(config):
     return order
 
 
-def model(config, params, tokens, positions=None, segments=None, source=None):
+def model(config, params, tokens, positions=None, segments=None, source=None, types=None):
     """Logits [L, V] of one sequence of token ids, and its auxiliary losses, summed over layers. source: the token ids, the
-    positions and the segments of the source of a model with an encoder."""
+    positions and the segments of the source of a model with an encoder. types: of the tokens."""
     shared = dict(params.get("shared", {}))  # and values that travel between layers, and the source
     losses = {}
     if source is not None:
@@ -97,7 +97,7 @@ def model(config, params, tokens, positions=None, segments=None, source=None):
         with at("encoder"):
             s_SW, losses = through(config.encoder, {"embed": params["embed"], **own}, dict(own.get("shared", {})), *source)
         shared["source"] = s_SW, source[2]
-    x_LD, more = through(config, params, shared, tokens, positions, segments)
+    x_LD, more = through(config, params, shared, tokens, positions, segments, types)
     losses = {key: losses.get(key, 0) + more.get(key, 0) for key in losses | more}
     scale = {"none": 1, "inverse_sqrt_width": 1 / math.sqrt(config.width)}[config.head_scale]  # T5's released code
     logits_LV = scale * x_LD @ params["embed" if config.tie_embeddings else "head"]["table"].T
@@ -105,8 +105,8 @@ def model(config, params, tokens, positions=None, segments=None, source=None):
     return softcap(logits_LV, config.logit_softcap), losses
 
 
-def through(config, params, shared, tokens, positions, segments):
-    """The hidden states [L, D] after a stack and its final norm, and its auxiliary losses."""
+def through(config, params, shared, tokens, positions, segments, types=None):
+    """The hidden states [L, D] after a stack, its final norm and the head's layer, and its auxiliary losses."""
     positions = np.arange(len(tokens)) if positions is None else positions
     segments = np.ones(len(tokens)) if segments is None else segments
     order = layer_order(config)
@@ -116,6 +116,8 @@ def through(config, params, shared, tokens, positions, segments):
     x_LD = params["embed"]["table"][tokens] * factor[config.embedding_scale]
     if config.position == "learned":
         x_LD = x_LD + params["position"]["table"][positions + config.position_offset]
+    if "token_type" in params:  # Devlin et al. 2019, fig. 2
+        x_LD = x_LD + params["token_type"]["table"][np.zeros(len(tokens), int) if types is None else types]
     if config.position == "sinusoidal":
         x_LD = x_LD + sinusoidal(positions, config.width)
     x_LD = norm_of(config.embedding_norm, params.get("embedding_norm", {}), x_LD, first)
@@ -131,7 +133,12 @@ def through(config, params, shared, tokens, positions, segments):
                     total = record("dual", total + part.y)
         losses = {key: losses.get(key, 0) + more.get(key, 0) for key in losses | more}
     final = lambda x: norm_of(config.final_norm, params.get("final_norm", {}), x, first)  # noqa: E731
-    return record("final", x_LD + final(total) if dual else final(x_LD)), losses
+    x_LD = x_LD + final(total) if dual else final(x_LD)
+    if "head_layer" in params:  # get_masked_lm_output of the authors' run_pretraining.py
+        p = params["head_layer"]
+        x_LD = ACTIVATIONS[config.head_activation](x_LD @ p["dense"]["kernel"] + p["dense"]["bias"])
+        x_LD = norm_of(config.head_norm, p.get("norm", {}), x_LD, first)
+    return record("final", x_LD), losses
 
 
 def pick(tree, index):

@@ -36,6 +36,8 @@ class Pass(NamedTuple):
 
 def not_followed(model: ModelConfig) -> str:
     """Why terms cannot be followed to the end of a model; '' if they can."""
+    if model.head_activation != "none":
+        return f"model.head_activation={model.head_activation!r}: the layer before the output matrix is no linear map"
     mixed = [each.path for each in model.sublayers() if each.connection.adds_to == "streams"]
     if not mixed:
         return ""

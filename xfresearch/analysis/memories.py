@@ -42,6 +42,7 @@ from xfresearch.models.inputs import forward
 from xfresearch.models.memories import memory as memory_of
 from xfresearch.models.model_config import ModelConfig
 from xfresearch.models.stack import ends_with
+from xfresearch.models.stream import Stream
 from xfresearch.models.taps import captured, request
 from xfresearch.runtime.progress import stage
 from xfresearch.runtime.summaries import mean_interval, mean_of_known
@@ -161,7 +162,7 @@ def _composition(model: ModelConfig, refines: bool, params: dict, values: dict, 
         return x.astype(jnp.promote_types(values["out"].dtype, jnp.float32))
 
     def likeliest(x_BLD):
-        return lm.logits(lm.final_norm(x_BLD)).argmax(-1)
+        return lm.logits(lm.end(Stream(x_BLD))).argmax(-1)
 
     active_BLK = values["m"] > 0
     r, y, o = (likeliest(values[name]) for name in ("before", "out", "residual"))

@@ -36,12 +36,14 @@ from xfresearch.models.inputs import (
     patches,
     shared,
     tap_shapes,
+    types_of,
 )
 from xfresearch.models.memories import memory
 from xfresearch.models.model_config import ModelConfig, check_length
 from xfresearch.models.sampling import DEFAULT, Beams, Sampling
 from xfresearch.models.sources import SourceText, prompts_of, source_of
 from xfresearch.models.stack import ends_with
+from xfresearch.models.stream import Stream
 from xfresearch.models.sublayer import Memory
 from xfresearch.models.taps import Patch, Request, captured, request
 from xfresearch.models.words import model_line
@@ -112,6 +114,7 @@ class LanguageModel:
         positions_BL: ArrayLike | None = None,
         segments_BL: ArrayLike | None = None,
         source: SourceText | None = None,
+        token_types_BL: ArrayLike | None = None,
     ) -> jax.Array:
         """Logits [B, L, V] in float32 (float64 for a float64 model) of a text or of token ids [B, L].
 
@@ -122,9 +125,10 @@ class LanguageModel:
         `positions_BL` are the positions of the tokens: 0, 1, ... by default, and within the position table, if the model
         has one. `segments_BL` are the numbers of their documents in a packed row, 0 for padding; by default one document
         without padding. `source` is what the encoder of a model with two stacks reads: a text, or ids [B, S], or lists of
-        them of different lengths.
+        them of different lengths. `token_types_BL` are the types of the tokens of a model with a table of types, such as
+        BERT's 0 and 1 for the two texts of a pair; by default all are 0.
         """
-        inputs = self._inputs(tokens_BL, replace, positions_BL, segments_BL, source)
+        inputs = self._inputs(tokens_BL, replace, positions_BL, segments_BL, source, token_types_BL)
         logits_BLV: jax.Array = _logits(self.config, self.params, *inputs)
         return logits_BLV
 
@@ -135,10 +139,11 @@ class LanguageModel:
         positions_BL: ArrayLike | None = None,
         segments_BL: ArrayLike | None = None,
         source: SourceText | None = None,
+        token_types_BL: ArrayLike | None = None,
     ) -> jax.Array:
         """The loss [B, L - 1] of each token of a text, or of token ids [B, L], given those before it, in nats. The other
         arguments are those of a call. Raises UserError for fewer than two tokens."""
-        inputs = self._inputs(tokens_BL, replace, positions_BL, segments_BL, source)
+        inputs = self._inputs(tokens_BL, replace, positions_BL, segments_BL, source, token_types_BL)
         if inputs[0].shape[1] < 2:
             raise UserError("a loss needs at least 2 tokens: the first one is only read")
         loss_BL: jax.Array = _loss(self.config, self.params, *inputs)
@@ -146,7 +151,7 @@ class LanguageModel:
 
     def unembed(self, x: ArrayLike, normed: bool = False) -> jax.Array:
         """Logits [..., V] of a residual stream x [..., D], such as the tap 'blocks.3.feed_forward.residual', as if it
-        were the last one: after the final norm and the output head. With `normed`, x is after the final norm already, as
+        were the last one: after the final norm and the output head. With `normed`, x is what the output matrix reads, as
         the tap 'final' is. Raises UserError for a model with a second stream, which the final norm reads too."""
         if not normed and (values := ends_with(self.config)):
             raise UserError(f"unembed: the head reads a second stream beside x, {', '.join(values)}; use normed=True")
@@ -154,7 +159,7 @@ class LanguageModel:
         read = jnp.asarray(x, self.config.dtype)
         if read.shape[-1:] != (self.config.width,):
             raise UserError(f"unembed: x of shape {read.shape} is not allowed: it must be [..., {self.config.width}]")
-        return lm.logits(read if normed else lm.final_norm(read))
+        return lm.logits(read if normed else lm.end(Stream(read)))
 
     def capture(
         self,
@@ -164,12 +169,13 @@ class LanguageModel:
         positions_BL: ArrayLike | None = None,
         segments_BL: ArrayLike | None = None,
         source: SourceText | None = None,
+        token_types_BL: ArrayLike | None = None,
     ) -> dict[str, jax.Array]:
         """{name: value} of the taps `names`, in the order of computation, in a pass over a text or token ids [B, L]. `*`
         in a name stands for any part of it: 'blocks.*.feed_forward.out'. A name may be that of TransformerLens. The other
         arguments are those of a call; replaced values are recorded after the replacement."""
         names = matching(self.config, (names,) if isinstance(names, str) else tuple(names))
-        inputs = self._inputs(tokens_BL, replace, positions_BL, segments_BL, source)
+        inputs = self._inputs(tokens_BL, replace, positions_BL, segments_BL, source, token_types_BL)
         values = _capture(self.config, frozenset(tap for tap, _ in names.values()), self.params, *inputs)
         return {name: values[tap] for name, (tap, _) in names.items()}
 
@@ -180,16 +186,18 @@ class LanguageModel:
         positions_BL: ArrayLike | None,
         segments_BL: ArrayLike | None,
         source: SourceText | None,
+        token_types_BL: ArrayLike | None,
     ) -> tuple[Any, ...]:
         """The arguments of the compiled passes after the parameters."""
         tokens_BL = self.tokens(tokens_BL)
         rows = self.config.max_length if self.config.position == "learned" else 2**31
         positions_BL = each_token("positions_BL", positions_BL, tokens_BL, limit=rows)
         segments_BL = each_token("segments_BL", segments_BL, tokens_BL)
+        types_BL = types_of(self.config, token_types_BL, tokens_BL)
         read = source_of(self.config, self.tokenizer, source, len(tokens_BL))
         sizes = (*tokens_BL.shape, *(read.tokens_BS.shape[1:] if read else ()))
         taps = request(self.config, (), shared(self.config, patches(self.config, replace or {}, *sizes), *sizes))
-        return tokens_BL, taps, positions_BL, segments_BL, read
+        return tokens_BL, taps, positions_BL, segments_BL, read, types_BL
 
     def batches(
         self, corpus: str = "", split: str = "", batch_size: int = 8, length: int = 0, limit: int = 0

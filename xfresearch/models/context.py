@@ -77,6 +77,7 @@ class Context:
     cache_segments_BS: Any = None
     shared: Mapping[str, Any] = field(default_factory=dict)  # tables that all layers share, by name
     source: Source | None = None  # of a model with an encoder; None if caches have its keys and values
+    token_types_BL: Any = None  # type of each token, for models with a table of types; None: 0 for all
     carried: Mapping[str, Any] = field(default_factory=dict)  # values that travel between layers, by name (stream.py)
     mesh: Any = None  # jax.sharding.Mesh or AbstractMesh that the arrays are on; None: no constraints
     execution: Execution = AUTO

@@ -78,6 +78,13 @@ def each_token(name: str, numbers, tokens_BL, limit: int = 0):
     return jnp.asarray(numbers, jnp.int32)
 
 
+def types_of(model: ModelConfig, token_types_BL, tokens_BL):
+    """`each_token` of the types of tokens. Raises UserError, too, for a model without a table of types."""
+    if token_types_BL is not None and not model.token_types:
+        raise UserError("token_types_BL is not allowed: this model has no table of token types (model.token_types)")
+    return each_token("token_types_BL", token_types_BL, tokens_BL, limit=model.token_types)
+
+
 def prompt_ids(model: ModelConfig, tokenizer, given) -> tuple[list[list[int]], bool]:
     """The tokens of each prompt, and whether `given` is a single one: a text, or the ids of one. Several prompts are a
     list of texts or of lists of ids. Ids are taken as they are; an empty prompt starts a new text.
@@ -210,11 +217,18 @@ def shared(
 
 
 def forward(
-    model: ModelConfig, params: dict, tokens_BL, taps: Request = NO_TAPS, positions_BL=None, segments_BL=None, source=None
+    model: ModelConfig,
+    params: dict,
+    tokens_BL,
+    taps: Request = NO_TAPS,
+    positions_BL=None,
+    segments_BL=None,
+    source=None,
+    token_types_BL=None,
 ) -> tuple:
     """The bound model, and its Output for token ids [B, L]. By default all tokens are one document, from position 0."""
     lm = transformer.bind(model, params)
     if positions_BL is None:
         positions_BL = jnp.broadcast_to(jnp.arange(tokens_BL.shape[1]), tokens_BL.shape)
-    ctx = Context(positions_BL, segments_BL, source=source)
+    ctx = Context(positions_BL, segments_BL, source=source, token_types_BL=token_types_BL)
     return lm, lm(tokens_BL, ctx, layers=str(fast_layers(model.depth).name), taps=taps)

@@ -5,8 +5,9 @@ from typing import Literal
 
 import jax
 
-from xfresearch.config.fields import change, check_read, named, option
+from xfresearch.config.fields import change, check_read, named, option, unless
 from xfresearch.models import encoder, token_stack
+from xfresearch.models.block_config import NormKind
 from xfresearch.models.encoder import NAME, EncoderConfig, EncoderStack, encoder_of
 from xfresearch.models.feed_forwards.moe import MoeConfig
 from xfresearch.models.layouts import LAYOUTS
@@ -18,10 +19,17 @@ from xfresearch.runtime.errors import UserError, require
 @dataclass(frozen=True)
 class ModelConfig(TokenStackConfig):
     vocab_size: int = option(0, "vocabulary size V; 0 for the tokenizer's, or the number of classes of labels", low=0)
+    token_types: int = option(
+        0, "rows of a table of token types, which is added to the embedding (BERT: 2); 0 for no table", low=0
+    )
     tie_embeddings: bool = option(True, "the output head is the transpose of the embedding")
     head_scale: Literal["none", "inverse_sqrt_width"] = option(
         "none", "factor of what the output head reads (T5 v1.0: inverse_sqrt_width)"
     )
+    head_activation: Literal["none", "relu", "gelu", "gelu_tanh", "swish"] = option(
+        "none", "activation of a dense layer with a bias before the output head (BERT: gelu); none for no such layer"
+    )
+    head_norm: NormKind = option("none", "norm after this layer (BERT: layer)", needs=unless(head_activation="none"))
     head_bias: bool = option(False, "the output head has a bias")
     logit_softcap: float = option(
         0.0, "c in logits = c tanh(logits / c), after the bias (Gemma 2: 30); 0 for no softcap", low=0.0
@@ -42,6 +50,10 @@ class ModelConfig(TokenStackConfig):
     def head_factor(self) -> float:
         """What the output head multiplies the final hidden states by."""
         return self.width**-0.5 if self.head_scale == "inverse_sqrt_width" else 1.0
+
+    @property
+    def norms_outside(self) -> tuple[str, ...]:
+        return *super().norms_outside, self.head_norm
 
     @property
     def all_stacks(self) -> list[TokenStackConfig]:

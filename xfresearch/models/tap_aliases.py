@@ -44,7 +44,7 @@ def lens_names(model: ModelConfig) -> dict[str, str]:
     encoder, whose blocks have other names there."""
     if model.encoder:
         return {}
-    final = _is_normalized(model.norm_spec(model.final_norm)) and not ends_with(model)
+    final = _is_normalized(model.norm_spec(model.final_norm)) and not ends_with(model) and model.head_activation == "none"
     names = {theirs: ours for ours, theirs in OUTSIDE.items()} if final else {}
     for number, of_layer in groupby(model.sublayers(), lambda each: each.layer.number):
         for site, name in _of_layer(list(of_layer)).items():

@@ -61,6 +61,11 @@ class TokenStackConfig(EmbeddingOptions, StackConfig):
         return self.blocks[layers.stacks(self)[0].block].norm_spec(kind)
 
     @property
+    def norms_outside(self) -> tuple[str, ...]:
+        """The kinds of the norms outside the blocks."""
+        return self.embedding_norm, self.final_norm
+
+    @property
     def position_rows(self) -> int:
         """Rows of the table of learned positions, 0 without a table. The first `position_offset` rows are never read."""
         return self.max_length + self.position_offset if self.position == "learned" else 0
@@ -76,7 +81,7 @@ def resolved(config: T) -> T:
     config = stack.resolved(config)
     first = layers.stacks(config)[0].block
     for name, block in config.blocks.items():
-        elsewhere = (config.embedding_norm, config.final_norm) if name == first else ()
+        elsewhere = config.norms_outside if name == first else ()
         check_norms(block, elsewhere, f"{config.key}.blocks.{name}")
     _check_final_norm(config)
     return config
@@ -139,6 +144,11 @@ class TokenStack(nnx.Module):
 
     def embedded(self, table_VD, tokens_BL, ctx: Context):
         """The residual stream [B, L, D] before the first block."""
+        x_BLD = self.embedding_norm(self.summed(table_VD, tokens_BL, ctx))
+        return ctx.dropout(x_BLD, self.config.dropout, "embed")
+
+    def summed(self, table_VD, tokens_BL, ctx: Context):
+        """The embeddings of the tokens, and all that is added to them."""
         config = self.config
         # The lookup comes before the cast, so that the gradient of a row sums over all of its tokens in float32.
         x_BLD = lookup(table_VD, "VD", tokens_BL, ctx.mesh).astype(config.dtype)
@@ -151,7 +161,7 @@ class TokenStack(nnx.Module):
             x_BLD += lookup(self.position.table[...], "LD", rows_BL, ctx.mesh).astype(config.dtype)
         if config.position == "sinusoidal":
             x_BLD += sinusoidal(ctx.positions_BL, config.width).astype(config.dtype)
-        return ctx.dropout(self.embedding_norm(x_BLD), config.dropout, "embed")
+        return x_BLD
 
 
 def costs(config: TokenStackConfig, length: int) -> Costs:

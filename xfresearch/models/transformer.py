@@ -11,17 +11,21 @@ from itertools import groupby
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 
 from xfresearch.kernels.head import Head
-from xfresearch.models import encoder, stack, token_stack
+from xfresearch.kernels.lookup import lookup
+from xfresearch.models import encoder, head_layer, stack, token_stack
 from xfresearch.models.context import Context
 from xfresearch.models.costs import Costs, shared_by, weights
 from xfresearch.models.encoder import Encoder
+from xfresearch.models.head_layer import HeadLayer
 from xfresearch.models.layers import are_apart, stacks
 from xfresearch.models.linear import Bias
 from xfresearch.models.model_config import ModelConfig
 from xfresearch.models.parameters import Rngs, with_params
+from xfresearch.models.stream import Stream
 from xfresearch.models.sublayers import Bound
 from xfresearch.models.taps import NO_TAPS, OUTSIDE, Request
 from xfresearch.models.token_stack import Table, TokenStack
@@ -31,7 +35,7 @@ from xfresearch.sharding.partition import param_shardings
 
 
 class Output(NamedTuple):
-    hidden_BLD: jax.Array  # after the final norm
+    hidden_BLD: jax.Array  # what the output matrix reads: after the final norm, and the head's layer
     losses: dict  # auxiliary losses {name: [B]}, summed over the tokens of a sequence and over layers
     caches: dict | None
     statistics: dict  # {stack: {name: [R, B, ...]}} of the R layers of a stack, summed over the tokens of a sequence
@@ -45,6 +49,9 @@ class Transformer(TokenStack):
         V = model.vocab_size
         self.embed = Table(model, V, "VD", rngs, model.embedding_std)
         self.make_ends(model, rngs)
+        self.token_type = Table(model, model.token_types, "YD", rngs) if model.token_types else None
+        layered = model.head_activation != "none"
+        self.head_layer = HeadLayer(model, model.head_activation, model.head_norm, rngs) if layered else None
         self.head = None if model.tie_embeddings else Table(model, V, "VD", rngs)
         self.head_bias = Bias("V", (V,), model.param_dtype) if model.head_bias else None
         self.blocks = stack.make_blocks(model, rngs)
@@ -66,6 +73,18 @@ class Transformer(TokenStack):
         losses = stack.add_losses(encoded.losses, of_blocks.losses)
         return Output(hidden_BLD, losses, of_blocks.caches, encoded.statistics | of_blocks.statistics, captures)
 
+    def summed(self, table_VD, tokens_BL, ctx: Context):
+        x_BLD = super().summed(table_VD, tokens_BL, ctx)
+        if self.token_type is None:
+            return x_BLD
+        types_BL = jnp.zeros_like(tokens_BL) if ctx.token_types_BL is None else ctx.token_types_BL
+        return x_BLD + lookup(self.token_type.table[...], "YD", types_BL, ctx.mesh).astype(self.config.dtype)
+
+    def end(self, stream: Stream):
+        """What the output matrix reads."""
+        x_BLD = super().end(stream)
+        return x_BLD if self.head_layer is None else self.head_layer(x_BLD)
+
     def encoded(self, ctx: Context, caches=None, layers="scan", remat="none", taps: Request = NO_TAPS):
         """The context with the encoding of its source, and the other results of the encoder. Caches have all that is read
         of the source."""
@@ -84,7 +103,7 @@ class Transformer(TokenStack):
             yield from (Bound(each, block) for each in chosen)
 
     def logit_head(self) -> Head:
-        """The output head, which makes logits of the final hidden states."""
+        """The output head, which makes logits of the final hidden states (`Output.hidden_BLD`)."""
         table_VD = (self.head or self.embed).table[...].astype(self.config.dtype)
         bias_V = None if self.head_bias is None else self.head_bias.bias[...]
         return Head(table_VD, bias_V, self.config.logit_softcap, self.config.head_factor)
@@ -109,6 +128,9 @@ class Transformer(TokenStack):
         V, D = model.vocab_size, model.width
         total = weights(V * D if model.tie_embeddings else 2 * V * D) + weights(V * model.head_bias)
         total += Costs(flops_per_token=2 * V * D, sequence_length=length) + token_stack.costs(model, length)
+        total += weights(model.token_types * D)
+        if model.head_activation != "none":
+            total += head_layer.costs(model, model.head_norm)
         if model.encoder:
             of_source = encoder.costs(model.encoder)
             shared = shared_by(of_source.flops_per_token * model.encoder.max_length, length)

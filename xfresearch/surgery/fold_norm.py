@@ -166,6 +166,8 @@ def _folded(network: Network, number: int, block: BlockConfig, params: Params, n
 def _into_head(network: Network, broken: bool) -> Network:
     """The network with the final norm's gain and bias in the head."""
     last = network.layers[-1].block
+    head = network.model.head_activation
+    refuse_unless(head == "none", f"head_activation={head!r}: a layer is between the final norm and the output matrix")
     refuse_unless(
         not LAYOUTS[last.layout].branches[-1].connection.ends_with,
         f"the head reads x + norm(sum of all outputs) with layout={last.layout!r}, not the norm alone",
@@ -221,6 +223,7 @@ def _into_embedding(network: Network, broken: bool) -> Network:
         model.position == "none",
         f"embedding_norm reads the token's embedding plus position={model.position!r}, and no table has their norm",
     )
+    refuse_unless(not model.token_types, "embedding_norm reads the sum of the tables of tokens and of token types")
     network = untied(network)
     table_VD = network.outside["embed/table"] * _scale(network)
     gain_D, bias_D = _gain_and_bias(network.outside, "embedding_norm", spec, model.width)

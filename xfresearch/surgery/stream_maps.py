@@ -9,7 +9,7 @@ from xfresearch.surgery.refused import refuse_unless
 
 def tables(network: Network) -> list[str]:
     """Paths of the tables that write the first residual stream. Their last dimension is D."""
-    return [path for path in ("embed/table", "position/table") if path in network.outside]
+    return [path for path in ("embed/table", "position/table", "token_type/table") if path in network.outside]
 
 
 def readers(network: Network, number: int, *sublayers: str) -> list[LinearTerm]:

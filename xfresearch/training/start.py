@@ -38,7 +38,8 @@ FIXED = {
     "function": "its parameters were trained for the function that this option decides",
     "initialisation": "its parameters are not drawn again",
 }
-TABLES = ("embed/table", "head/table", "head_bias/bias", "position/table", "shared/relative_key")  # rows come first
+# Tables whose rows come first.
+TABLES = ("embed/table", "head/table", "head_bias/bias", "position/table", "token_type/table", "shared/relative_key")
 
 
 def parse(arguments: Sequence[config_files.Source], workdir: str = "") -> Config:
