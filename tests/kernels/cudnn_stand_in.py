@@ -3,7 +3,8 @@
 import jax
 import jax.numpy as jnp
 
-from xfresearch.kernels.masks import Mask, softmax_dtype
+from xfresearch.kernels.dtypes import wide_dtype
+from xfresearch.kernels.masks import Mask
 
 
 def forward(q, k, v, bias, *unused, is_training, **settings):
@@ -34,7 +35,7 @@ def _probabilities(q, k, bias, settings, lse_BHL=None):
     """(exp(logits - lse), lse). lse: that of these logits, unless given."""
     from jax._src.cudnn import fused_attention_stablehlo as sdpa
 
-    wide = softmax_dtype(q)
+    wide = wide_dtype(q)
     keys = jnp.repeat(k, q.shape[2] // k.shape[2], 2)
     logits = jnp.einsum("blhk,bshk->bhls", q, keys, preferred_element_type=wide)
     if settings["variadic_args"][0]:

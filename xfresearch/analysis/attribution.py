@@ -7,11 +7,11 @@ to the mean logit of the vocabulary. The parts are those of contributions.py.
 from functools import partial
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from xfresearch.analysis import coefficients
 from xfresearch.analysis.contributions import Pass, directions, parts, passed
+from xfresearch.kernels.dtypes import wide_dtype
 from xfresearch.models.memories import memory as memory_of
 from xfresearch.models.model_config import ModelConfig
 
@@ -22,7 +22,7 @@ def attributed(model: ModelConfig, params: dict, tokens_BL) -> tuple[dict, dict]
     wanted = [name for memory in coefficients.memory_names(model) for name in coefficients.sites(model, memory)]
     forward_pass = passed(model, params, tokens_BL[:, :-1], tuple(wanted))
     head = forward_pass.lm.logit_head()
-    wide = jnp.promote_types(head.table_VD.dtype, jnp.float32)
+    wide = wide_dtype(head.table_VD)
     table_VD = head.scale * head.table_VD.astype(wide)
     towards_BLD = table_VD[tokens_BL[:, 1:]] - table_VD.mean(0)
     written = parts(forward_pass, True)

@@ -36,6 +36,7 @@ from xfresearch.analysis.registry import analysis
 from xfresearch.analysis.result import HeatMap, Result, Table
 from xfresearch.analysis.triggers import empty, update
 from xfresearch.analysis.unfinished import Unfinished
+from xfresearch.kernels.dtypes import wide_dtype
 from xfresearch.models import transformer
 from xfresearch.models.connections.connection import ONE
 from xfresearch.models.inputs import forward
@@ -118,7 +119,7 @@ def memories(lm, data=None, count: int = ROWS, length: int = 0, top: int = TOP, 
 def _update(state: dict, memory: str, m_TK, first: int) -> None:
     """Merges the coefficients of T tokens, the first of which has the number `first`, into the triggers of a memory."""
     best = {name: jnp.asarray(state[f"{memory}/{name}"]) for name in ("values", "at") if f"{memory}/{name}" in state}
-    wide = jnp.promote_types(m_TK.dtype, jnp.float32)
+    wide = wide_dtype(m_TK)
     best = update(best or empty(m_TK.shape[1], int(state["top"]), wide), m_TK, first)
     state |= {f"{memory}/{name}": value for name, value in best.items()}
 
@@ -159,7 +160,7 @@ def _composition(model: ModelConfig, refines: bool, params: dict, values: dict, 
     lm = transformer.bind(model, params)
 
     def wide(x):
-        return x.astype(jnp.promote_types(values["out"].dtype, jnp.float32))
+        return x.astype(wide_dtype(values["out"]))
 
     def likeliest(x_BLD):
         return lm.logits(lm.end(Stream(x_BLD))).argmax(-1)

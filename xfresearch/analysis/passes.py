@@ -5,11 +5,11 @@ from functools import cache, partial
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from xfresearch.data.labelled import LabelledSplit
 from xfresearch.data.labels import has_labels
+from xfresearch.kernels.dtypes import wide_dtype
 from xfresearch.loading.language_model import LanguageModel
 from xfresearch.models.inputs import as_tokens, forward, tap_shapes
 from xfresearch.models.model_config import ModelConfig, check_length
@@ -104,7 +104,7 @@ def of_sublayers(summary: Callable[[dict[str, Any]], dict[str, Any]]) -> Callabl
 
 def wide(x: jax.Array) -> jax.Array:
     """x in float32, or wider if it is."""
-    return x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    return x.astype(wide_dtype(x))
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2))

@@ -6,10 +6,10 @@ an array that was written from one mesh is verified on another. It has four word
     word_k = sum over elements of mix(bits XOR mask_k[position])   modulo 2^32,    k = 0 to 3,
 
 where `bits` are those of the element, `mix` is a bijection of 32-bit words that is far from linear, and the mask of a
-position is the sum of one pseudo-random word for each of its coordinates, which depends on the path, dtype and shape of the
-array. A sum of pseudo-random functions of position and value is an incremental hash (Bellare and Micciancio 1997, "A New
-Paradigm for Collision-Free Hashing"). A change of one element is always seen, any other but for a chance of about 2^-128.
-This protects from faults. Somebody who may write to a checkpoint can replace its digests too.
+position is the sum of one pseudo-random word for each of its coordinates. The words depend on the path, dtype and shape of
+the array. A sum of pseudo-random functions of position and value is an incremental hash (Bellare and Micciancio 1997, "A New
+Paradigm for Collision-Free Hashing"). A change of one element is always detected; another change is missed with a chance of
+about 2^-128. Digests protect from faults, not from somebody who may write to a checkpoint and can replace them too.
 """
 
 import hashlib
@@ -31,8 +31,8 @@ SMALL = 2**15  # with fewer elements there are no blocks: the program compiles f
 
 
 def digests(tree) -> dict[str, str]:
-    """{path: 'dtype[shape] 32 hexadecimal digits'} of the arrays of a tree. Every process that has a part of them calls
-    this. The dtype has at most 64 bits, and is not complex."""
+    """{path: 'dtype[shape] 32 hexadecimal digits'} of the arrays of a tree. Every process that holds a part of an array
+    calls this. dtypes have at most 64 bits, and are not complex."""
     leaves = {path: jnp.asarray(leaf) for path, leaf in by_path(tree).items()}
     kinds = {path: f"{leaf.dtype}{list(leaf.shape)}" for path, leaf in leaves.items()}
     masks = [_placed(_masks(f"{path} {kinds[path]}", _word_shape(x.shape, x.dtype)), x) for path, x in leaves.items()]
@@ -44,14 +44,14 @@ def digests(tree) -> dict[str, str]:
 
 
 def changed(recorded: dict, tree) -> str:
-    """The first path at which `tree` is not what was `recorded` of it by `digests`, or by `weak_sums` in a checkpoint of an
-    earlier version; '' if there is none."""
+    """The first path whose array in `tree` does not have the `recorded` digest; '' if there is none. recorded: the result of
+    `digests`, or of `weak_sums` in a checkpoint of an earlier version."""
     actual = weak_sums(tree) if is_weak(recorded) else digests(tree)
     return next((path for path in recorded | actual if recorded.get(path) != actual.get(path)), "")
 
 
 def is_weak(recorded: dict) -> bool:
-    """Whether these are the sums of an earlier version, which miss some changes."""
+    """Whether these are sums that an earlier version recorded (`weak_sums`), which miss some changes."""
     return any(isinstance(value, int) for value in recorded.values())
 
 
@@ -74,7 +74,8 @@ def _word_shape(shape: tuple, dtype) -> tuple:
 
 
 def _words(x) -> jax.Array:
-    """The bits of each element as uint32, with one more dimension where an element has more of them; [1] of a scalar."""
+    """The bits of each element as uint32. An element of 64 bits becomes two, in a new last dimension; a scalar becomes
+    [1]."""
     if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
         x = jax.random.key_data(x)
     if x.dtype == bool:
@@ -112,8 +113,8 @@ def _own_part(mask, axes, size: int) -> jax.Array:
 
 
 def _digest_shard(words, masks: list) -> jax.Array:
-    """uint32 [WORDS] of one shard. The rows R are all dimensions but the last one, C. Blocks of rows are added element by
-    element first: XLA vectorises that on a CPU, and not a sum of all elements."""
+    """uint32 [WORDS] of one shard. The rows R are all dimensions but the last one, C. Blocks of rows are first added to each
+    other, element by element: on a CPU XLA vectorises this, but no sum over all elements."""
     if not words.size:
         return jnp.zeros(WORDS, jnp.uint32)
     w_RC = words.reshape(math.prod(words.shape[:-1]), words.shape[-1])
@@ -155,8 +156,8 @@ def _weak_sum_all(leaves: list) -> list:
 
 
 def weak_sums(tree) -> dict[str, int]:
-    """What earlier versions recorded of each array: the sum over elements of (bits times an odd number that depends on the
-    element's index), modulo 2^32. It misses for instance an even number of changed signs."""
+    """{path: sum} of the arrays of a tree, as earlier versions recorded it: the sum over elements of (bits times an odd
+    number that depends on the element's index), modulo 2^32. It misses, for instance, an even number of changed signs."""
     leaves = by_path(tree)
     return {path: int(value) for path, value in zip(leaves, _weak_sum_all(list(leaves.values())), strict=True)}
 

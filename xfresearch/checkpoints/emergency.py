@@ -1,14 +1,15 @@
-"""Emergency checkpoints: each process keeps the shards of its devices on its own machine, best in memory.
+"""Emergency checkpoints: each process keeps the shards of its devices on its own machine, preferably in memory.
 
     <checkpoint.emergency>/<run>/process-<index>/<step>/    as in store.py, but with the shards of this process alone
 
 The checkpoints of store.py are on a disk or in a bucket that all machines share, where a large model takes minutes to write.
-These do without the network, so they may be made often. When machines were lost and the run starts again, each shard comes
-from the first replica (sharding/replicas.py) that still has it. Then all digests are compared, as for any checkpoint.
+Emergency checkpoints need no network, so they may be made often. When machines were lost and the run starts again, each
+shard comes from the first replica (sharding/replicas.py) that still has it. Then all digests are compared, as for any
+checkpoint.
 
 Orbax writes and reads the arrays. Its own emergency.CheckpointManager (0.12.8, experimental) is not used: its first replica
-keeps nothing, another one must have all shards, it adds numbers to send shards, so that -0.0 becomes 0.0, and it has no room
-for digests and a manifest.
+keeps nothing in memory, one other replica must have all shards, it sends shards as sums of numbers, which turns -0.0 into
+0.0, and it has no room for digests and a manifest.
 """
 
 import hashlib
@@ -43,8 +44,8 @@ from xfresearch.runtime.files import (
 )
 from xfresearch.sharding import replicas
 
-WORTH = 64  # chips of a slice from which on checkpoints to a bucket take long
-MOST = 4  # steps that a process says it has; there are at most three
+WORTH = 64  # chips of a slice; with fewer, checkpoints to a bucket are fast enough
+MOST = 4  # steps that a process reports to the others; it has at most three
 
 
 def of_run(workdir, config: CheckpointConfig, mesh: Mesh, begun: float) -> "Emergency | Without":
@@ -109,18 +110,19 @@ class Emergency:
         self.every = config.emergency_every
         self.mesh = mesh
         processes = [device.process_index for device in mesh.devices.flat]
-        self.run = {"begun": begun, "mesh": dict(mesh.shape), "processes": processes}  # those of another are not read
+        self.run = {"begun": begun, "mesh": dict(mesh.shape), "processes": processes}  # checkpoints of others are not read
         path = epath.Path(workdir).expanduser().absolute()
         self.root = epath.Path(config.emergency) / f"{path.name}-{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
         self.folder = inside(self.root, f"process-{jax.process_index()}")
         self.shards = replicas.shards_of(mesh, jax.process_index())
         self.sources: dict[int, np.ndarray] = {}  # {step: the devices whose shards are read}
         self.writer = writing.shards_writer(store.ITEMS)
-        self.writing = 0  # the step of the newest that was begun
+        self.writing = 0  # the step of the newest checkpoint whose writing has begun
 
     def adopt(self, here: set[int]) -> None:
-        """If this machine, with the processes `here`, was another process with the same shards, the directory becomes this
-        process's: slices change places when a job starts again. Others are removed. All processes call this."""
+        """Renames a directory that another process with the same shards has left on this machine, to be this process's:
+        slices change places when a job starts again. Removes the directories of all other processes that are not `here`, on
+        this machine. All processes call this."""
         before = [int(name[8:]) for name in names_in(self.root) if re.fullmatch("process-[0-9]{1,9}", name)]
         lost = [index for index in before if index not in here]
         for old in lost:
@@ -133,12 +135,12 @@ class Emergency:
         make_directory(self.folder)
 
     def due(self, step: int, stop: bool = False) -> bool:
-        """Whether to save after update `step`; at a notice to `stop` always, for there may be no time for a checkpoint."""
+        """Whether to save after update `step`. At a notice to `stop` always: there may be no time for a whole checkpoint."""
         return stop or step % self.every == 0
 
     def save(self, step: int, state: dict, meta: dict) -> str:
-        """Starts writing `state`, when the one before is written. Returns why the state is not good, and is not written;
-        otherwise ''. If it cannot be written, that is a warning."""
+        """Waits until the previous checkpoint is written, then starts writing `state`, and returns ''. A state that is not
+        good is not written, and the reason is returned. A failed write is a warning."""
         self.wait()
         items = store.items_of(state)
         reason = store.fault_before_writing(step, items, meta)
@@ -146,7 +148,7 @@ class Emergency:
             return reason
         meta = meta | {"step": step, VALIDATED: True, "run": self.run, "digests": digests(items)}
         meta = distributed.shared(store.with_digest(meta))
-        # All processes are here, so that all have written the one before: none needs an older one.
+        # All processes are here, so all have written the previous checkpoint: no process needs an older one.
         self._keep(self._own()[-1:])
         self.writing = step
         with self._warning():
@@ -159,7 +161,7 @@ class Emergency:
             self.writer.wait_until_finished()
 
     def steps(self) -> list[int]:
-        """The steps of which the processes have all shards, ascending. All processes call this."""
+        """The steps whose shards are all held by some process, ascending. All processes call this."""
         own = self._own()[-MOST:]
         told = distributed.gathered([*own, *[-1] * (MOST - len(own))])
         self.sources = {}
@@ -174,8 +176,8 @@ class Emergency:
         return sorted({device.process_index for device in self.mesh.devices[self.sources[step]]})
 
     def restore(self, step: int, abstract_state: dict) -> tuple[dict, dict]:
-        """The training state of one of `steps`, with the shardings of `abstract_state`, and its meta. Raises Corrupt in
-        every process if it is damaged."""
+        """The training state of one of `steps`, with the shardings of `abstract_state`, and the checkpoint's meta. Raises
+        Corrupt in every process if the checkpoint is damaged."""
         readers, wanted = self.read_from(step), store.items_of(abstract_state)
         reads = jax.process_index() in readers
         arrays = wanted
@@ -188,42 +190,42 @@ class Emergency:
             damage = store.reason_of(error)
         _agree(step, damage)
         of_all = distributed.shared(meta, readers[0])
-        _agree(step, "its metadata are those of another one" if reads and meta != of_all else "")
+        _agree(step, "its metadata are those of another checkpoint" if reads and meta != of_all else "")
         arrays = replicas.sent(self.mesh, arrays if reads else replicas.zeros(wanted), self.sources[step])
         other = changed(of_all["digests"], arrays)
         _agree(step, f"{other} does not have the digest that was recorded with it" if other else "")
         return store.state_of(arrays, abstract_state), of_all
 
     def begin(self, step: int) -> None:
-        """The run goes on from `step`. Removes the other steps, of which the run makes the later ones again."""
+        """The run goes on from `step`. Removes the checkpoints of other steps: the run makes the later ones again."""
         self._keep([own for own in self._own() if own == step])
 
     def clear(self) -> None:
-        """Removes all of them. All processes call this."""
+        """Removes all emergency checkpoints of the run. All processes call this."""
         self.wait()
         distributed.wait_for_all("emergency checkpoints are written")
         remove_directory(self.folder)
         remove_files(self.root, wrote=lambda name: False)  # if no process on this machine has any left
 
     def _own(self) -> list[int]:
-        """The steps of which this process has its shards, ascending."""
+        """The steps of this process's whole checkpoints, ascending."""
         return sorted(int(name) for name in names_in(self.folder) if store.is_step(name) and self._is_whole(name))
 
     def _is_whole(self, name: str) -> bool:
-        """Whether one was written to its end, by this run on this mesh."""
+        """Whether the checkpoint of this name was written to its end, by this run on this mesh."""
         path = inside(self.folder, name)
         with suppress(OSError, UserError):
             return is_published(path) and read_object(inside(path, "meta", "metadata")).get("run") == self.run
         return False
 
     def _keep(self, steps: list[int]) -> None:
-        """Removes what is in this process's directory, but for these steps."""
+        """Removes everything in this process's directory except for these steps."""
         for name in set(names_in(self.folder)) - {str(step) for step in steps}:
             remove_directory(self.folder, name)
 
     @contextmanager
     def _warning(self) -> Iterator[None]:
-        """An error in the block is a warning. Orbax has several types for a full disk."""
+        """Turns any error in the block into a warning: Orbax raises errors of several types for a full disk."""
         try:
             yield
         except Exception as error:

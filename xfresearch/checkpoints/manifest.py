@@ -1,7 +1,8 @@
-"""The manifest of a run: everything beside the config and the state that decides how it goes on.
+"""The manifest of a run: the data, code and settings that decide its results, beside its config and its state.
 
-Every checkpoint holds the manifest of the process that wrote it. A resumed run has the same manifest, or is refused with
-the entries that differ: it would not end bit for bit like the uninterrupted run. Only other devices are allowed, and said.
+Every checkpoint holds the manifest of the process that wrote it. A run may resume only with the same manifest: otherwise it
+would not end bit for bit like the uninterrupted run, and an error names the entries that differ. Other devices are allowed,
+with a note on standard error.
 """
 
 import re
@@ -11,12 +12,12 @@ from collections.abc import Mapping
 from xfresearch.runtime import distributed
 from xfresearch.runtime.errors import UserError
 
-# Entries that earlier versions, or some callers, do not record, by how their names begin.
+# How the names of entries begin that earlier versions, or some callers, do not record.
 SOURCE, CONFIG_FILE, SETTING, DEVICES = "source of xfresearch", "config file ", "setting of JAX ", "devices"
 
 
 class OtherManifest(UserError):
-    """A run was saved with other data, code or settings. `differences` has them in words."""
+    """A run was saved with other data, code or settings. `differences` lists the entries that differ."""
 
     def __init__(self, workdir, step: int, differences: str):
         super().__init__(
@@ -27,8 +28,8 @@ class OtherManifest(UserError):
 
 
 def make(batches, heldout, tokenizer, config_files: Mapping[str, str]) -> dict[str, str]:
-    """{entry: digest, version, commit or value}. `heldout` and `tokenizer` may be None. `config_files` are those of
-    identity.config_files."""
+    """{entry: digest, version, commit or value}. `heldout` and `tokenizer` may be None. `config_files` is what
+    identity.config_files returns."""
     from xfresearch.runtime import identity
     from xfresearch.runtime.hardware import git_commit, versions
 
@@ -57,8 +58,8 @@ def require_same_everywhere(manifest: dict[str, str]) -> None:
 
 
 def require_same(workdir, step: int, saved: dict[str, str], manifest: dict[str, str]) -> None:
-    """Raises OtherManifest if the run was saved with another manifest than it would resume with. Says on standard error if
-    the devices are others, and what an earlier version did not record."""
+    """Raises OtherManifest if the run was `saved` with another manifest than the one it would resume with. Says on standard
+    error if the devices differ, and which entries an earlier version did not record."""
     changed = differences(saved, manifest)
     if changed:
         raise OtherManifest(workdir, step, "; ".join(changed))
@@ -74,9 +75,9 @@ def require_same(workdir, step: int, saved: dict[str, str], manifest: dict[str, 
 
 
 def differences(old: dict[str, str], new: dict[str, str]) -> list[str]:
-    """Lines 'entry: old -> new'. An entry that only one of them has counts as well, with three exceptions: a held-out split,
-    because evaluation may be switched on and off; a setting, because modules of JAX add some when they are imported; entries
-    of a kind of which one manifest has none. Devices may differ."""
+    """Lines 'entry: old -> new'. Devices may differ. An entry that only one manifest has is a difference, with three
+    exceptions: a held-out split, because evaluation may be switched on and off; a setting, because modules of JAX add some
+    when they are imported; an entry of a kind that is missing altogether in one of the manifests."""
     recorded = _kinds(old) & _kinds(new)
     optional = {name for name in old.keys() ^ new.keys() if _is_optional(name, recorded)}
     names = sorted((old.keys() | new.keys()) - optional - {DEVICES})
@@ -85,7 +86,7 @@ def differences(old: dict[str, str], new: dict[str, str]) -> list[str]:
 
 
 def _is_optional(name: str, recorded: set[str]) -> bool:
-    """Whether an entry may be in only one of two manifests, which both have entries of the kinds `recorded`."""
+    """Whether an entry may be in only one of two manifests. `recorded` are the kinds of entries that both have."""
     if " split of " in name:
         return not name.startswith("train ")
     kind = _kind(name)
@@ -97,7 +98,7 @@ def _kinds(manifest: dict[str, str]) -> set[str]:
 
 
 def _kind(name: str) -> str:
-    """The kind of an entry that not every manifest has; '' for any other entry."""
+    """The kind of an entry, for kinds that not every manifest has; '' for any other entry."""
     from xfresearch.runtime.identity import FLAGS
 
     return next((kind for kind in (SOURCE, CONFIG_FILE, SETTING, DEVICES, *FLAGS) if name.startswith(kind)), "")

@@ -1,8 +1,8 @@
 """Which checkpoints a run keeps, and how it deletes the others while other processes may read them.
 
 A reader on this machine holds a shared lock on the checkpoint's directory. The run deletes a checkpoint only if it gets the
-exclusive lock; otherwise it does so after a later save. Buckets, and file systems without locks, have none of this: there a
-reader finds the checkpoint gone (store.py) and reads the next one.
+exclusive lock; otherwise it tries again after a later save. Buckets and some file systems have no locks: there a reader may
+find that the checkpoint is gone (store.py), and reads another one.
 """
 
 import os
@@ -72,7 +72,7 @@ class Pruner:
 
 @contextmanager
 def reading(path: epath.Path) -> Iterator[bool]:
-    """Keeps a checkpoint from being deleted, for the length of a `with` block. Yields False if that has begun."""
+    """Keeps a checkpoint from being deleted during a `with` block. Yields False if its deletion has begun."""
     with _lock(path, exclusive=False) as free:
         yield free
 
@@ -85,7 +85,7 @@ def _lock(path: epath.Path, exclusive: bool) -> Iterator[bool]:
 
     try:
         descriptor = None if in_bucket(path) else open_lock(path, os.O_RDONLY)
-    except OSError:  # whoever reads it next gets the same error
+    except OSError:  # the caller gets the same error when it reads the directory
         descriptor = None
     if descriptor is None:
         yield True

@@ -52,7 +52,8 @@ def directory(workdir) -> epath.Path:
 
 
 def present(workdir) -> list[int]:
-    """Steps that Orbax takes for checkpoints, ascending. A local one may be a part of a copy, or of a deleted one."""
+    """Steps of the directories that Orbax takes for checkpoints, ascending. On a local disk one may be incomplete: a copy
+    that was not finished, or the rest of a deletion."""
     path = directory(workdir)
     numbers = [int(name) for name in names_in(path) if is_step(name)]
     return sorted(step for step in numbers if not in_bucket(path) or is_published(inside(path, str(step))))
@@ -79,7 +80,7 @@ def steps(workdir) -> list[int]:
 
 
 def agreed_steps(workdir) -> list[int]:
-    """`steps` as process 0 lists them, in every process: the listing of another process may be older. All call it."""
+    """`steps` as process 0 lists them, because listings of other processes may be older. All processes call this."""
     return distributed.shared(steps(workdir))
 
 
@@ -90,15 +91,15 @@ def has_only_params(workdir) -> bool:
 
 
 def digest_of(workdir, step: int) -> str:
-    """The digest of a checkpoint with all that it holds; '' if it has none, as those of an earlier version, or is gone."""
+    """The digest of a whole checkpoint; '' if the checkpoint is gone, or is of an earlier version, which had no digests."""
     with suppress(OSError, ValueError):
         return json.loads(read_bytes(inside(folder_of(workdir, step), "meta", "metadata"))).get("digest", "")
     return ""
 
 
 def _losses(workdir) -> dict[int, float]:
-    """{step: finite held-out loss} of the good checkpoints that have one. A meta has those of all that were there when it
-    was saved: that of its own step may have been measured later."""
+    """{step: finite held-out loss} of the good checkpoints that have one. A meta records the losses of all checkpoints that
+    existed when it was saved, because the loss of a step may be measured after its checkpoint was saved."""
     metas = {}
     for step in steps(workdir):
         with suppress(OSError, ValueError):  # a damaged checkpoint is not the best one
@@ -115,8 +116,8 @@ class Checkpoints:
         self.config = config
         self.directory = directory(workdir)
         self.ocp = orbax()
-        self.begun = time.monotonic()  # when the newest checkpoint was begun, or this object was made
-        self.writing: int | None = None  # the step of the newest checkpoint that was begun
+        self.begun = time.monotonic()  # when the newest save began, or this object was made
+        self.writing: int | None = None  # the step of the newest save
         options = {"preservation_policy": self.kept, "cleanup_tmp_directories": True}
         self.manager = _retried(lambda: writing.manager(self.directory, **options))  # it lists the directory
 
@@ -137,9 +138,9 @@ class Checkpoints:
         self.kept.losses |= {step: loss} if loss is not None and is_finite(loss) else {}
 
     def save(self, step: int, state: dict, meta: dict, loss: float | None = None) -> str:
-        """Starts writing `state`, ranked by its held-out `loss`, when the checkpoint before is written. A state that is not
-        good is not written, and the reason is returned; otherwise ''. `meta` has the `evaluation` of this state, if it was
-        evaluated. Raises Stopped if a write failed."""
+        """Waits until the previous checkpoint is written, then starts writing `state`, and returns ''. A state that is not
+        good is not written, and the reason is returned. The held-out `loss` ranks the checkpoint. `meta` has the
+        `evaluation` of this state, if it was evaluated. Raises Stopped if a write failed."""
         self.wait()
         save = self.ocp.args
         items = items_of(state)
@@ -156,12 +157,11 @@ class Checkpoints:
         return ""
 
     def prove(self, step: int) -> None:
-        """Says that the states up to that of `step` are known to be good: its held-out loss or the next update is finite."""
+        """Records that all states up to `step` are known to be good: its held-out loss, or the next update, is finite."""
         self.kept.proven = max(self.kept.proven, step)
 
     def reject_unproven(self, reason: str) -> None:
-        """Rejects the checkpoints after the last one that is known to be good: `reason` came from their states. All
-        processes call this."""
+        """Rejects the checkpoints after the last state that is known to be good, for `reason`. All processes call this."""
         self.wait()  # a checkpoint that is still being written may be good
         distributed.run_on_first(lambda: self._reject_unproven(reason), "rejecting checkpoints")
 
@@ -184,7 +184,7 @@ class Checkpoints:
             if distributed.is_active() and distributed.COLLECTIVE.search(reason_of(error)):
                 raise  # a lost process is reported as such, not as a failed write
             kept = published(self.directory.parent)
-            if self.writing in kept:  # it was written first
+            if self.writing in kept:  # it was written; the error came from deleting another one
                 print(f"warning: an old checkpoint could not be removed: {reason_of(error)}", file=sys.stderr)
                 return
             last = f"the last checkpoint, step {kept[-1]}, is intact" if kept else "there is no earlier checkpoint"
@@ -193,7 +193,7 @@ class Checkpoints:
 
 
 def _refusal(path: epath.Path) -> OSError | None:
-    """The error of a directory that cannot be listed. Orbax takes files that it may not see for missing, and hides it."""
+    """The error of a directory that cannot be listed. Orbax hides it: it treats files that it cannot list as missing."""
     try:
         names_in(path)
     except OSError as error:
@@ -202,15 +202,15 @@ def _refusal(path: epath.Path) -> OSError | None:
 
 
 def restore(workdir, step: int, abstract_state: dict) -> tuple[dict, dict]:
-    """The training state of `step`, with the shardings of `abstract_state`, and its meta. Raises Unusable if it is damaged,
-    is not good, or was deleted meanwhile."""
+    """The training state of `step`, with the shardings of `abstract_state`, and the checkpoint's meta. Raises Unusable if
+    the checkpoint is damaged, is not good, or was deleted meanwhile."""
     items, meta = _read_good(workdir, step, items_of(abstract_state))
     return state_of(items, abstract_state), meta
 
 
 def restore_params(workdir, step: int, abstract_params: dict, named: bool = False) -> dict:
-    """The parameters of `step` for evaluation: averaged if the run keeps averages. Raises Unusable as `restore` does. It is
-    only a warning that parameters are not good, if the user has `named` the step, or saved parameters alone."""
+    """The parameters of `step` for evaluation: averaged if the run keeps averages. Raises Unusable as `restore` does. If the
+    user has `named` the step, or the checkpoint has parameters alone, parameters that are not good give only a warning."""
     path = folder_of(workdir, step)
     name = "ema" if _retried(lambda: exists(path / "ema")) else "params"
     chosen = named or not _retried(lambda: exists(path / "rest"))
@@ -250,8 +250,7 @@ def fault_before_writing(step: int, items: dict, meta: dict) -> str:
 
 
 def _read_good(workdir, step: int, wanted: dict, chosen: bool = False) -> tuple[dict, dict]:
-    """`_read`. Raises NotGood in every process if the checkpoint is not good; if it was `chosen` all the same, that is a
-    warning."""
+    """`_read`. If the checkpoint is not good, raises NotGood in every process, or warns if the user has `chosen` it."""
     items, meta = _read(workdir, step, wanted)
     reason = distributed.first_message(rejection(folder_of(workdir, step)) or fault_of_read(items, meta))
     if reason and not chosen:
@@ -262,8 +261,8 @@ def _read_good(workdir, step: int, wanted: dict, chosen: bool = False) -> tuple[
 
 
 def _read(workdir, step: int, wanted: dict) -> tuple[dict, dict]:
-    """The items `wanted` of a checkpoint and its meta. If any process finds damage, all of them raise Corrupt; if the
-    checkpoint was deleted, Deleted; if one cannot read the files, which proves no damage, Stopped."""
+    """The items `wanted` of a checkpoint, and its meta. All processes raise the same error: Deleted if the checkpoint was
+    deleted, Stopped if one of them cannot read the files, which proves no damage, Corrupt if one of them finds damage."""
     arrays = {}
     meta = {}
     damage = ""
@@ -309,8 +308,8 @@ def _is_gone(path: epath.Path) -> bool:
 
 
 def _retried(read: Callable):
-    """read(), tried again while the disk or the network fails. Another failure must happen twice: Orbax takes a file for
-    missing if the disk fails when Orbax looks for it."""
+    """read(), tried again while the disk or the network fails. Any other error is tried once more, because Orbax reports a
+    file as missing if the disk fails while it looks for the file."""
     for seconds in RETRY_SECONDS:
         try:
             return read()
@@ -332,14 +331,15 @@ def _digest(meta: dict) -> str:
 
 
 def reason_of(error: BaseException) -> str:
-    """The original cause in one line. The errors that Orbax wraps it in describe Orbax only."""
+    """The original cause of an error, in one line. Orbax wraps it in errors that only describe Orbax."""
     while error.__cause__ is not None:
         error = error.__cause__
     return " ".join(str(error).split())[:300] or type(error).__name__
 
 
 def read_files(path: epath.Path, wanted: dict) -> tuple[dict, dict]:
-    """Each process reads on its own, so that one that fails does not leave the others waiting in an Orbax barrier."""
+    """The items `wanted` in the directory of a checkpoint, and its meta. Each process reads on its own: if one fails, the
+    others do not wait for it in a barrier of Orbax. Raises an error of any type if a file is missing or damaged."""
     for name in ("meta", *wanted):
         if not exists(path / name):  # raises an error of the disk
             raise FileNotFoundError(f"{path / name} is missing")

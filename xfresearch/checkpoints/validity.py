@@ -7,9 +7,9 @@
     read         a local reader holds a shared lock (pruning.py)
     deleted      unpublished, then removed (pruning.py)
 
-A good checkpoint is published and not rejected. The default step of every command, the checkpoint that a run resumes from,
-the best one, those that are kept, and the "last good checkpoint" of a run that has diverged are chosen among good ones.
-Only a step that the user names may be another one.
+A good checkpoint is published and not rejected. Only good ones are the default step of a command, the checkpoint that a run
+resumes from, the best one, the ones that are kept, and the "last good checkpoint" of a run that has diverged. A step that
+the user names may be any.
 """
 
 import math
@@ -57,13 +57,13 @@ class NotGood(Unusable):
 
 
 def is_finite(loss: float | None) -> bool:
-    """Whether there is a loss, and it is finite. JSON may have null for one that is not."""
+    """Whether there is a loss, and it is finite. In JSON, a loss that is not finite may be null."""
     return loss is not None and math.isfinite(loss)
 
 
 def fault(items: dict, evaluation: dict) -> str:
-    """Why a state is not good; '' if it is. `items` is a nested dict of arrays, which may be sharded over processes: all of
-    them call this. `evaluation` has the held-out loss of this state, and is {} without one."""
+    """Why a state is not good; '' if it is. items: a nested dict of arrays, which may be sharded over processes: all
+    processes call this. evaluation: a dict with the held-out `loss` of this state, or {}."""
     if bad := not_finite(items):
         more = f" and {len(bad) - 1} more" if bad[1:] else ""
         return f"{bad[0]}{more} has values that are not finite"
@@ -87,7 +87,7 @@ def _all_finite(leaves: list) -> list:
 
 
 def fault_of_read(items: dict, meta: dict) -> str:
-    """`fault` of what was read of a checkpoint. Only one that was not validated when it was written has any."""
+    """`fault` of the items of a checkpoint that were read; '' if the checkpoint was validated when it was written."""
     if VALIDATED in meta:
         return ""
     measured = meta.get("evaluated") == meta.get("step")

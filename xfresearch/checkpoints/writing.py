@@ -1,8 +1,8 @@
 """Orbax's checkpoint manager with four changes, and a writer of the shards of one process (emergency.py).
 
-The manager leaves notices of preemption to the training loop. It writes a checkpoint to the disk before it gives the
-directory its name. It deletes no checkpoint that a reader has locked. Neither prints errors of arrays whose writing was
-given up.
+The manager leaves notices of preemption to the training loop. It renames the directory of a checkpoint only when all files
+are on the disk. It deletes no checkpoint that a reader has locked. If a write fails, Orbax abandons the other arrays, and
+their errors are not printed (the same holds for the writer of shards).
 """
 
 import asyncio
@@ -64,8 +64,8 @@ def _manager_class():
 
 
 def shards_writer(names: Sequence[str]):
-    """An AsyncCheckpointer with which this process writes the shards of its devices, of items with these names. It waits for
-    no other process."""
+    """An AsyncCheckpointer of items with these `names`. This process writes the shards of its own devices with it, and waits
+    for no other process."""
     ocp = orbax()
     index = jax.process_index()
     alone = ocp.options.MultiprocessingOptions(
@@ -103,8 +103,8 @@ def _synced_path_class():
 
     class Synced(base):
         async def finalize(self) -> None:
-            """Renames the directory when its files are on the disk. If it did so earlier, a crash of the machine could leave
-            a checkpoint of empty files, after the one before it was removed."""
+            """Renames the directory when its files are on the disk. After an earlier rename, a crash of the machine could
+            leave a checkpoint of empty files, and the previous one may be deleted by then."""
             await asyncio.to_thread(_sync_tree, self.get())
             _require_manifest(Path(self.get()))
             await super().finalize()  # writes a few files itself
@@ -125,8 +125,8 @@ def _sync_tree(directory: epath.Path) -> None:
 
 
 def _require_manifest(directory: Path) -> None:
-    """Raises OSError if `directory` has the arrays of processes but not the manifest that joins them: Orbax finds these
-    arrays with a glob, which skips a directory that cannot be listed, and would then remove the checkpoint before."""
+    """Raises OSError if `directory` has the arrays of processes but not the manifest that joins them. Orbax finds the arrays
+    with a glob, which skips a directory that cannot be listed; it would then delete the previous checkpoint."""
     names = os.listdir(directory)
     if any(name.startswith("ocdbt.process_") for name in names) and "manifest.ocdbt" not in names:
         raise OSError(errno.EIO, "its arrays were not joined, there is no manifest.ocdbt", str(directory))
@@ -138,10 +138,10 @@ def _sync_finalized(directory: epath.Path) -> None:
 
 
 def _without_orbax_noise(hook):
-    """`hook` for unraisable exceptions, without those of arrays that Orbax abandons after one of them has failed.
+    """`hook` for unraisable exceptions, without the exceptions of arrays that Orbax abandons after one of them has failed.
 
-    Each of these would print pages when it is garbage-collected or when TensorStore's threads finish, at times after
-    the line that gives the error.
+    Each of them would print pages when it is garbage-collected or when TensorStore's threads finish, sometimes after the
+    line that gives the error.
     """
 
     def quieter(unraisable):
@@ -153,8 +153,8 @@ def _without_orbax_noise(hook):
 
 
 def _not_of_abandoned_array(record: logging.LogRecord) -> bool:
-    """Whether asyncio's log keeps a record: it drops the failure of a task of Orbax, or of several that it gathers, that
-    nothing has awaited. This is an abandoned array whose read failed too, before it was garbage-collected."""
+    """Whether asyncio's log keeps a record. It drops failures of Orbax's tasks that nothing has awaited: an abandoned array
+    whose read failed too, before it was garbage-collected."""
     _, _, traceback = record.exc_info or (None, None, None)
     unawaited = "exception was never retrieved" in record.getMessage()
     return not (unawaited and traceback is not None and _of_orbax(traceback.tb_frame.f_code))

@@ -90,7 +90,7 @@ def _refuse_cudnn(call: Call) -> str:
         return f"it needs keys and values of at most {largest} numbers on this GPU"
     if call.mask.nearest:
         return "it does not support sees_itself=False"
-    # Lengths of 64 more have given NaNs with a mask on Hopper (pytorch#196678), and odd ones are not supported.
+    # With a mask cuDNN supports no odd lengths, and lengths of 128 n + 64 have given NaNs on Hopper (pytorch#196678).
     if (call.segments or BIASES in call.altered) and call.length % 128:
         return "for packed documents and biases it needs a length that is a multiple of 128"
     if call.context > 1:
@@ -119,7 +119,7 @@ def _refuse_chunked(call: Call) -> str:
 
 
 def _refuse_fused(call: Call, but: str = "") -> str:
-    """What none of the fused kernels supports, except for the feature `but`."""
+    """Why a fused kernel does not support the call, or ''. `but`: the one feature of `call.altered` that it does support."""
     altered = [name for name in call.altered if name != but]
     if altered:
         return f"it does not support {altered[0]}"

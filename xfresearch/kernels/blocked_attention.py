@@ -1,12 +1,12 @@
 """Causal attention for training on CPU: skips masked keys, saves its weights and has a custom backward pass.
 
-Each block of queries uses only the keys up to the end of the block. The first dimension is heads, the second is the
-batch. Then the products with the context (batch dimensions G and B) and with the memory (batch dimension G) are plain
-matrix products without a copy. A row N is a query l of one of the R heads that share keys. Weights are saved
+Each block of queries uses only the keys up to the end of the block. Arrays have heads as their first dimension and the
+batch as their second: so the products with the context (batch dimensions G and B) and with the memory (batch dimension G)
+are plain matrix products without a copy. A row N is a query l of one of the R heads that share keys. Weights are saved
 unnormalised, with the reciprocal of their sum, because normalising the outputs is cheaper. XLA on CPU runs a small
 product on one core, but it runs independent chains of operations in parallel; this is why queries are split into blocks
-and the batch into parts. Gradients of keys and values are products into [K, S] and [K, M], which are faster there than those
-into [S, K] and [M, K].
+and the batch into parts. Gradients of keys and values are products into [K, S] and [K, M]: on CPU these are faster than
+products into [S, K] and [M, K].
 """
 
 import math
@@ -14,7 +14,8 @@ import math
 import jax
 import jax.numpy as jnp
 
-from xfresearch.kernels.masks import CAUSAL, Slots, softmax_dtype, visible
+from xfresearch.kernels.dtypes import wide_dtype
+from xfresearch.kernels.masks import CAUSAL, Slots, visible
 from xfresearch.kernels.on_mesh import on_mesh
 
 # The fastest of 1, 2, 4, 8 at 256 tokens on 2 cores.
@@ -92,7 +93,7 @@ def _blocked_forward(q_BLGRK, k_BSGK, v_BSGK, memory, segments):
 
 
 def _block_forward(q_GBNK, k_GBSK, v_GBSK, memory, mask_BNS, empty_rows: bool):
-    wide = softmax_dtype(q_GBNK)
+    wide = wide_dtype(q_GBNK)
     dtype = q_GBNK.dtype
     scale = 1 / math.sqrt(q_GBNK.shape[-1])
     logits = jnp.einsum("GBNK,GBSK->GBNS", q_GBNK, k_GBSK, preferred_element_type=wide) * scale
@@ -119,7 +120,7 @@ def _block_forward(q_GBNK, k_GBSK, v_GBSK, memory, mask_BNS, empty_rows: bool):
 def _blocked_backward(residuals, do_BLGRK):
     q, k, v, memory, o_BLGRK, saved = residuals
     L, _, R = o_BLGRK.shape[1:4]
-    wide = softmax_dtype(q)
+    wide = wide_dtype(q)
     do = _to_rows(do_BLGRK)
     delta = _to_rows((do_BLGRK.astype(wide) * o_BLGRK).sum(-1, keepdims=True))
     memory_queries = memory is not None and memory.query is not None  # separate queries for the slots
@@ -141,7 +142,8 @@ def _blocked_backward(residuals, do_BLGRK):
 
 
 def _block_backward(q_GBNK, k_GBSK, v_GBSK, memory, weights, do_GBNK, delta_GBN1):
-    """dq [G, B, N, K]; dk and dv [G, B, K, S]; and of the slots dq, and dk and dv [G, K, M]."""
+    """Gradients of a block: dq [G, B, N, K], dk and dv [G, B, K, S], and those of the slots: dq of their queries, dk and dv
+    [G, K, M], or None without slots."""
     p, pm, reciprocal = weights
     wide = reciprocal.dtype
     dtype = q_GBNK.dtype

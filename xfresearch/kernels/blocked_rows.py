@@ -12,6 +12,8 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 
+from xfresearch.kernels.dtypes import wide_dtype
+
 BIAS = "_bias"  # weights[name + BIAS] is the bias of weights[name]
 
 
@@ -69,7 +71,7 @@ def _backward(function, block: int, saved, residuals, dy_TO):
     block = min(block, T)
 
     def gradients(weights, at, own_N1):
-        """Those of the matrices of a group, in a wide dtype, and of the rows of a block."""
+        """The gradients of a group's matrices, in float32 or wider, and of the rows of a block."""
         known = _read(kept, at, block)
 
         def outputs(zeros, rows):
@@ -102,21 +104,21 @@ by_block.defvjp(_forward, _backward)
 
 
 def with_bias(y_NO, bias, gates_N1=None):
-    """y + the bias [O] of all rows, or [N, O] of each, times the rows' gates; y without a bias. Computed in the dtype of the
-    bias, float32 or wider, because its gradient sums over rows."""
+    """y_NO + gates_N1 * bias. The bias is [O], shared by all rows, or [N, O]; None adds nothing. The sum is computed in the
+    dtype of the bias, float32 or wider, because the bias's gradient is a sum over rows."""
     if bias is None:
         return y_NO
-    bias = bias.astype(_wide(bias))
+    bias = bias.astype(wide_dtype(bias))
     return (y_NO.astype(bias.dtype) + (bias if gates_N1 is None else gates_N1.astype(bias.dtype) * bias)).astype(y_NO.dtype)
 
 
 def _product(x_NI, w_IO):
-    return jnp.einsum("NI,IO->NO", x_NI, w_IO, preferred_element_type=_wide(x_NI)).astype(x_NI.dtype)
+    return jnp.einsum("NI,IO->NO", x_NI, w_IO, preferred_element_type=wide_dtype(x_NI)).astype(x_NI.dtype)
 
 
 @jax.custom_vjp
 def _differentiable(x_NI, w_IO, zeros_IO, known_NO):
-    """x w, or `known`, which is x w. The cotangent of `zeros` is w's gradient, in their wider dtype."""
+    """x w; `known` is this product if it was saved. The gradient of w becomes that of `zeros`, whose dtype is wider."""
     return _product(x_NI, w_IO) if known_NO is None else known_NO
 
 
@@ -126,8 +128,8 @@ def _differentiable_forward(x_NI, w_IO, zeros_IO, known_NO):
 
 def _differentiable_backward(residuals, dy_NO):
     x_NI, w_IO = residuals
-    dx_NI = jnp.einsum("NO,IO->NI", dy_NO, w_IO, preferred_element_type=_wide(dy_NO)).astype(x_NI.dtype)
-    return dx_NI, None, jnp.einsum("NI,NO->IO", x_NI, dy_NO, preferred_element_type=_wide(x_NI)), None
+    dx_NI = jnp.einsum("NO,IO->NI", dy_NO, w_IO, preferred_element_type=wide_dtype(dy_NO)).astype(x_NI.dtype)
+    return dx_NI, None, jnp.einsum("NI,NO->IO", x_NI, dy_NO, preferred_element_type=wide_dtype(x_NI)), None
 
 
 _differentiable.defvjp(_differentiable_forward, _differentiable_backward)
@@ -146,7 +148,7 @@ def _read(arrays, at, block: int):
 
 
 def _write(arrays, values, at, own_N1):
-    """`arrays` with the block of rows at `at` replaced by those of `values` that are the group's."""
+    """`arrays` with new rows from `at` on: those of the block `values` that belong to the group (own_N1)."""
 
     def put(x, new):
         return jax.lax.dynamic_update_slice_in_dim(x, jnp.where(own_N1, new, _slice(x, at, len(own_N1))), at, 0)
@@ -159,11 +161,7 @@ def _slice(x, at, block: int):
 
 
 def _wide_zeros(weights):
-    return jax.tree.map(lambda w: jnp.zeros(w.shape, _wide(w)), weights)
-
-
-def _wide(x):
-    return jnp.promote_types(x.dtype, jnp.float32)
+    return jax.tree.map(lambda w: jnp.zeros(w.shape, wide_dtype(w)), weights)
 
 
 def _starts(sizes_E):

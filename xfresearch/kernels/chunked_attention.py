@@ -6,8 +6,9 @@ Milakov & Gimelshein 2018, alg. 3; Rabe & Staats 2021. The custom backward pass 
 import jax
 import jax.numpy as jnp
 
-from xfresearch.kernels.masks import EVERYTHING, Mask, softmax_dtype, visible
-from xfresearch.kernels.merged_attention import Part, folded, merged, sink_part
+from xfresearch.kernels.dtypes import wide_dtype
+from xfresearch.kernels.masks import EVERYTHING, Mask, visible
+from xfresearch.kernels.merged_attention import Part, folded, sink_part, with_slots
 from xfresearch.kernels.on_mesh import on_mesh, pad, padded
 from xfresearch.kernels.softcap import softcap_slope, softcapped
 
@@ -23,7 +24,8 @@ def chunked(q_BLHK, k_BSGK, v_BSGV, memory, segments, mask: Mask, mesh=None, sof
     def local(_, q, k, v, memory, segments):
         sharded = mesh is not None and mesh.shape["context"] > 1
         offset = jax.lax.axis_index("context") * q.shape[1] if sharded else 0
-        return with_memory((chunked_part(mask, softcap), (k, v), (segments, offset)), q, memory, softcap)
+        tokens = chunked_part(mask, softcap), (k, v), (segments, offset)
+        return with_slots(tokens, q, memory, memory and memory_part(q, memory, softcap))
 
     return on_mesh(local, mesh, q_BLHK, k_BSGK, v_BSGV, memory, segments, keys="S")
 
@@ -35,14 +37,14 @@ def chunked_part(mask: Mask, softcap=0.0) -> Part:
     """
 
     def capped_logits(q_BLGRK, k_BSGK):
-        logits = jnp.einsum("BLGRK,BSGK->BGRLS", q_BLGRK, k_BSGK, preferred_element_type=softmax_dtype(q_BLGRK))
+        logits = jnp.einsum("BLGRK,BSGK->BGRLS", q_BLGRK, k_BSGK, preferred_element_type=wide_dtype(q_BLGRK))
         return softcapped(logits, softcap)
 
     def forward(q_BLHK, k, v, constants):
         B, L, H, K = q_BLHK.shape
         G, V = v.shape[2:]
         q = q_BLHK.reshape(B, L, G, H // G, K)
-        wide = softmax_dtype(q_BLHK)
+        wide = wide_dtype(q_BLHK)
         lowest = jnp.finfo(wide).min
 
         def step(carry, chunk):
@@ -69,7 +71,7 @@ def chunked_part(mask: Mask, softcap=0.0) -> Part:
         G = v.shape[2]
         S = k.shape[1]
         q, do = (x.reshape(B, L, G, H // G, -1) for x in (q_BLHK, do_BLHV))
-        wide = softmax_dtype(q)
+        wide = wide_dtype(q)
         lse = lse_BHL.reshape(B, G, H // G, L, 1)
         delta = (do_BLHV.astype(wide) * o_BLHV).sum(-1).reshape(B, L, G, H // G).transpose(0, 2, 3, 1)[..., None]
 
@@ -90,18 +92,6 @@ def chunked_part(mask: Mask, softcap=0.0) -> Part:
         return dq.reshape(q_BLHK.shape), dk, dv
 
     return Part(forward, backward)
-
-
-def with_memory(context: tuple, q_BLHK, memory, softcap=0.0):
-    """o_BLHV of `context` (a part, its keys and values, its constants), merged with attention to the slots, if any."""
-    if memory is None:
-        calls = [context]
-        queries: tuple = (q_BLHK,)
-    else:
-        calls = [context, memory_part(q_BLHK, memory, softcap)]
-        queries = (q_BLHK, memory.queries(q_BLHK))
-    parts, keys_values, constants = zip(*calls, strict=True)
-    return merged(parts, queries, keys_values, constants)
 
 
 def memory_part(q_BLHK, memory, softcap=0.0):

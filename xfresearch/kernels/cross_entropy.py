@@ -3,8 +3,8 @@
     logits_t = head(x_t)        nll = sum_t w_t (lse_t - logits_t[label_t])        z = z_loss sum_t w_t lse_t^2
     lse_t = log sum_v exp(logits_t[v])
 
-Tokens are processed in tiles, and on a GPU with a vocabulary padded to a round number (defaults.py): inside the matrix
-products alone, so that nothing else sees the rows of zeros. Under differentiation the forward pass also computes the
+Tokens are processed in tiles. On a GPU the vocabulary of the matrix products is padded with rows of zeros to a round number
+(defaults.py), and nothing outside the products sees these rows. Under differentiation the forward pass also computes the
 gradients, from the logits it already has: three matrix products in all, and nothing is computed twice.
 
 On a mesh each device has its own tokens and its own shard of the vocabulary. A tile needs three values from the other
@@ -21,6 +21,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from xfresearch.kernels.defaults import loss_rows, vocabulary_multiple
+from xfresearch.kernels.dtypes import wide_dtype
 from xfresearch.kernels.head import Head
 from xfresearch.sharding.letters import BATCH
 from xfresearch.sharding.partition import activation_spec, parameter_spec
@@ -35,7 +36,7 @@ def linear_cross_entropy(x_BLD, head: Head, labels_BL, weights_BL, *, z_loss=0.0
     `total` has gradients for x, the head and the weights. `nll_sum` has no gradient.
     """
     rows = rows or _rows(head, mesh)
-    total, nll = _sums(x_BLD, head, labels_BL, weights_BL.astype(_wide(x_BLD)), float(z_loss), rows, mesh)
+    total, nll = _sums(x_BLD, head, labels_BL, weights_BL.astype(wide_dtype(x_BLD)), float(z_loss), rows, mesh)
     return total, jax.lax.stop_gradient(nll)
 
 
@@ -207,10 +208,6 @@ class VocabularyShard:
 def _rows(head: Head, mesh) -> int:
     """The default number of rows for the part of the vocabulary that a device has."""
     return int(loss_rows(head.table_VD.shape[0] // (1 if mesh is None else mesh.shape["tensor"]), mesh).name)
-
-
-def _wide(x):
-    return jnp.promote_types(x.dtype, jnp.float32)
 
 
 def _tiles(a_T, rows: int):

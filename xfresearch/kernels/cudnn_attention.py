@@ -4,9 +4,9 @@ cuDNN's causal mask is top-left: query l sees keys 0 to l of the keys that it is
 slots among the keys from the first queries. Slots are therefore a second call, without a mask, merged with the call for
 the tokens. A sink needs no call.
 
-Biases, and masks of packed documents, are one array [1 or B, 1 or H, L, L] that cuDNN adds to the logits. A mask has no
-gradient, and none is computed. The gradient of a bias is known to be right only for one that all sequences share
-(jax#30593). For a bias of each sequence the sequences are therefore made heads of a single sequence.
+Biases, and masks of packed documents, are one array [1 or B, 1 or H, L, L] that cuDNN adds to the logits. No gradient of a
+mask is computed. The gradient of a bias is known to be right only if all sequences share the bias (jax#30593). So if each
+sequence has its own bias, all sequences become heads of a single sequence.
 """
 
 from inspect import signature
@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from xfresearch.kernels.masks import EVERYTHING, Mask, Slots, visible
-from xfresearch.kernels.merged_attention import Part, folded, merged, sink_part
+from xfresearch.kernels.merged_attention import Part, folded, sink_part, with_slots
 from xfresearch.kernels.on_mesh import on_mesh, padded
 from xfresearch.sharding.partition import activation_spec
 
@@ -40,13 +40,7 @@ def cudnn(q_BLHK, k_BSGK, v_BSGV, memory, segments, mask: Mask, mesh=None, bias=
             window = (mask.window - 1, 0) if mask.window else None
             settings: dict = {"scale": 1.0, "is_causal": mask.causal, "local_window_size": window}
             return jax.nn.dot_product_attention(q, k, v, **settings, implementation="cudnn")
-        calls = [_tokens(q, k, v, segments, mask, bias)]
-        queries = [q]
-        if memory is not None:
-            calls.append(_slots(memory))
-            queries.append(memory.queries(q))
-        parts, keys_values, constants = zip(*calls, strict=True)
-        return merged(parts, tuple(queries), keys_values, constants)
+        return with_slots(_tokens(q, k, v, segments, mask, bias), q, memory, memory and _slots(memory))
 
     spec = None
     if mesh is not None and bias is not None:
@@ -89,8 +83,8 @@ def _slots(memory: Slots):
 def cudnn_part(mask: Mask) -> Part:
     """A part of a merged softmax. q is already scaled.
 
-    Its keys and values are (k, v), or (k, v, bias) with a bias that has a gradient. Its constant is a bias without one,
-    or None.
+    Its keys and values are (k, v), or (k, v, bias) if the bias needs a gradient. Its constant is a bias that needs none, or
+    None.
     """
     # Private functions: the public ones return lse in q's dtype, and their backward pass accepts no lse.
     from jax._src.cudnn import fused_attention_stablehlo
@@ -109,7 +103,7 @@ def cudnn_part(mask: Mask) -> Part:
 
     def inputs(q_BLHK, k, v, trained: tuple, constant):
         """The arrays, and the settings that depend on them."""
-        empty = jnp.zeros(0, q_BLHK.dtype)  # of: bias, lengths, offsets, pages
+        empty = jnp.zeros(0, q_BLHK.dtype)  # in place of arrays that are not used: bias, lengths, offsets, pages
         bias = trained[0] if trained else constant
         arrays = (q_BLHK, k, v, empty if bias is None else bias, *[empty] * 6)
         return arrays, settings | {"variadic_args": (bias is not None, bool(trained))}

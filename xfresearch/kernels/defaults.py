@@ -1,6 +1,6 @@
-"""What `auto` chooses on which device, with what it was measured on: the one table of such choices.
+"""What `auto` chooses on each device, and the measurement that it rests on.
 
-The first line of a table that applies, and that supports the model, is the choice. Whether a kernel supports a call is
+The choice is the first line of a table that applies and whose kernel supports the call. Whether a kernel supports a call is
 not decided here but beside the kernels (`REFUSALS` in attention.py and grouped_matmul.py). docs/kernels.md shows these
 tables (python -m docs.write).
 """
@@ -23,7 +23,7 @@ PLAIN = 128  # tokens: up to this length, a CPU computes all weights of attentio
 UNROLLED = 32  # layers: the most that are compiled one by one on a GPU
 MULTIPLE = 128  # ids: a GPU's matrix products are slow if the vocabulary is not a multiple of this
 LEAST_ROWS, MOST_ROWS = 1024, 32_768
-SHARE_OF_LOGITS = 64  # the loss's chunk of logits, in float32, takes at most one part of this many of a GPU's memory
+SHARE_OF_LOGITS = 64  # the logits that the loss holds at once, in float32, take at most 1/64 of a GPU's memory
 
 
 class Default(NamedTuple):
@@ -39,13 +39,13 @@ class Default(NamedTuple):
 class Own(NamedTuple):
     """A kernel of ours."""
 
-    chosen: str  # by what
-    libraries: str  # what libraries have beside it
-    reason: str  # why it stays
+    chosen: str  # the setting that selects it
+    libraries: str  # what libraries offer instead
+    reason: str  # why the kernel stays
 
 
 class Setting(NamedTuple):
-    """What the choices depend on that are not kernels."""
+    """What the choices that are not of a kernel depend on."""
 
     platform: str  # cpu, gpu or tpu
     memory: int = 0  # bytes of the device; 0 if it is not known
@@ -71,7 +71,7 @@ def _anywhere(call) -> bool:
 
 
 def rows_in_memory(setting: Setting) -> int:
-    """The largest power of two of tokens whose logits fit into the share of the device's memory that is for them."""
+    """The number of tokens, a power of two, whose logits fit into their share of the device's memory."""
     fit = setting.memory // (SHARE_OF_LOGITS * 4 * setting.vocabulary)
     return min(max(LEAST_ROWS, 1 << max(fit, 1).bit_length() - 1), MOST_ROWS) if setting.memory else 4 * LEAST_ROWS
 
@@ -198,7 +198,7 @@ EXPERTS = (
     ),
     Default("ragged", "TPU", _tpu, "supports every dtype"),
 )
-# Settings that nothing chooses, because they have a price.
+# Settings that only the user chooses, because they have a price.
 BY_HAND = (
     Default(
         "training.remat=dots",

@@ -91,10 +91,10 @@ def joined(product: Callable, x_TD, matrices: list) -> list:
     """product(x, w_EDF) for each matrix, as one product with all of them side by side [E, D, N] if there are enough
     rows. The backward pass joins the matrices again instead of keeping them.
 
-    With two matrices, one product less reads the rows in the forward pass. In the backward pass one less reads them and one
-    less writes their gradients, which need no sum: 6 T D numbers are not moved. Joining reads and writes E D N numbers in
-    both passes, which pays from 2/3 E N rows on; here they must be E N. In decoding, with few rows, the copy would take
-    twice as long as the products, which read the matrices once.
+    With two matrices, the rows are read once instead of twice, in each pass, and the backward pass writes one gradient of
+    them instead of two and their sum: 6 T D numbers are not moved. Joining reads and writes E D N numbers in both passes. So
+    it pays from 2/3 E N rows on; here there must be E N. In decoding, with few rows, the copy would take twice as long as
+    the products, which read the matrices once.
     """
     widths = [each.shape[-1] for each in matrices]
     if len(matrices) == 1 or len(x_TD) < len(matrices[0]) * sum(widths):

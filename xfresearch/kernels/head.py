@@ -6,6 +6,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 
+from xfresearch.kernels.dtypes import wide_dtype
 from xfresearch.kernels.softcap import softcap_slope, softcapped
 
 
@@ -34,7 +35,7 @@ class Head:
 
     def logits(self, x):
         """Logits [..., V] for x [..., D], float32 or wider."""
-        wide = jnp.promote_types(x.dtype, jnp.float32)
+        wide = wide_dtype(x)
         logits = jnp.einsum("...D,VD->...V", self._scaled(x), self.table_VD, preferred_element_type=wide)
         logits = logits[..., : self.ids] if self.ids else logits
         logits = logits if self.bias_V is None else logits + self.bias_V.astype(wide)

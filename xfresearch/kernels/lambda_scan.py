@@ -78,7 +78,7 @@ def lambdas(k_BLUK, v_BLUV, e_RUK, segments_BL, state: dict, chunk: int):
 
 def weights(q_BLHK, k_BLUK, e_RUK, segments_BL, state: dict, chunk: int):
     """a_BHLSU, the factor of each value in each output, (w_nm + e_{n-m}) . q_n: the outputs for unit vectors as values.
-    The state must be empty: its values are not those of this sequence."""
+    state: the empty state of the layer, of which only the window is read."""
     B, L, U, _ = k_BLUK.shape
     v_BLUV = jnp.broadcast_to(jnp.eye(L * U, dtype=k_BLUK.dtype).reshape(L, U, L * U), (B, L, U, L * U))
     state = empty_state(B, state["values"].shape[1] + 1, U, k_BLUK.shape[-1], L * U, k_BLUK.dtype)

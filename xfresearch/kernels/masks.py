@@ -3,7 +3,6 @@
 from typing import Generic, NamedTuple, TypeVar
 
 import jax
-import jax.numpy as jnp
 
 SMALLEST_BAND = 32  # smaller matrix products cost more than they save
 
@@ -63,8 +62,3 @@ def visible(distance_LS, mask: Mask, segments):
         same_BLS = segments[0][:, :, None] == segments[1][:, None, :]
         seen = same_BLS if seen is None else seen & same_BLS
     return seen
-
-
-def softmax_dtype(x):
-    """float32, or the dtype of x if that is wider."""
-    return jnp.promote_types(x.dtype, jnp.float32)

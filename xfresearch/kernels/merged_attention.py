@@ -6,13 +6,13 @@ output over all sets is (Liu et al. 2023, Ring Attention, sec. 3)
     lse = log sum_i exp(lse_i)        o = sum_i exp(lse_i - lse) o_i
 
 Automatic differentiation of these two equations would be wrong, because libraries return lse_i without a gradient. So the
-backward pass is written here. A set has the gradients
+backward pass is written here. The gradients of one set of keys are
 
     p = exp(logits - lse)      d = sum(do * o)      dlogits = p (do v^T - d)
     dq = dlogits k             dk = dlogits^T q     dv = p^T do
 
-These are what the kernel's own backward pass computes if it is given the o and lse of all sets in place of its own. The
-gradient of the queries is the sum of the dq of all sets.
+A kernel's own backward pass computes exactly these, if it receives the o and lse of all sets in place of its o_i and lse_i.
+The gradient of the queries is the sum of dq over the sets.
 """
 
 from collections.abc import Callable
@@ -22,7 +22,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from xfresearch.kernels.masks import softmax_dtype
+from xfresearch.kernels.dtypes import wide_dtype
+from xfresearch.kernels.masks import Slots
 
 
 class Part(NamedTuple):
@@ -36,7 +37,7 @@ class Part(NamedTuple):
 def merged(parts: tuple[Part, ...], queries: tuple, keys_values: tuple, constants: tuple):
     """o_BLHV of all parts together: parts[i] has queries[i], keys_values[i] and constants[i].
 
-    Queries differ if RoPE rotates those of one part and not those of another.
+    The queries of parts differ if, for example, RoPE rotates those for tokens and not those for slots.
     """
     return _forward(parts, queries, keys_values, constants)[0]
 
@@ -62,6 +63,16 @@ def _backward(parts, residuals, do_BLHV):
 merged.defvjp(_forward, _backward)
 
 
+def with_slots(tokens: tuple, q_BLHK, memory: Slots | None, slots: tuple | None):
+    """o_BLHV of attention to tokens and to the slots `memory`, if any.
+
+    tokens, slots: (part, its keys and values, its constants); slots is None without memory.
+    """
+    queries = (q_BLHK,) if memory is None else (q_BLHK, memory.queries(q_BLHK))
+    parts, keys_values, constants = zip(*([tokens] if slots is None else [tokens, slots]), strict=True)
+    return merged(parts, queries, keys_values, constants)
+
+
 def merge(parts: list):
     """(o_BLHV, lse_BHL) of the whole, in float32 or wider, from the (o, lse) of the parts."""
     lse_BHL = jax.nn.logsumexp(jnp.stack([lse for _, lse in parts]), 0)
@@ -74,7 +85,7 @@ def sink_part() -> Part:
 
     def forward(q_BLHK, sink_H, constants):
         B, L, H, _ = q_BLHK.shape
-        wide = softmax_dtype(q_BLHK)
+        wide = wide_dtype(q_BLHK)
         return jnp.zeros((B, L, H, 1), wide), jnp.broadcast_to(sink_H.astype(wide)[:, None], (B, H, L))
 
     def backward(q_BLHK, sink_H, constants, o_BLHV, lse_BHL, do_BLHV):

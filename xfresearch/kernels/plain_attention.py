@@ -8,13 +8,15 @@ import math
 import jax
 import jax.numpy as jnp
 
-from xfresearch.kernels.masks import Shaping, softmax_dtype, visible
+from xfresearch.kernels.dtypes import wide_dtype
+from xfresearch.kernels.masks import Shaping, visible
+from xfresearch.kernels.on_mesh import pad
 from xfresearch.kernels.softcap import softcapped
 
 
 def plain(q_BLHK, k_BSGK, v_BSGV, memory, segments, distance_LS, mask, softcap, bias, shaping, dropout, tap):
     dtype = q_BLHK.dtype
-    wide = softmax_dtype(q_BLHK)
+    wide = wide_dtype(q_BLHK)
     M = 0 if memory is None else memory.key.shape[0]
     mask_BLS = visible(distance_LS, mask, segments)
     mask_BHLS = None if mask_BLS is None else mask_BLS[:, None]
@@ -55,7 +57,7 @@ def scores(q_BLHK, k):
     S, G = k.shape[-3:-1]
     q_BGNK = q_BLHK.transpose(0, 2, 1, 3).reshape(B, G, -1, K)
     product = "BGNK,BGSK->BGNS" if k.ndim == 4 else "BGNK,GSK->BGNS"
-    logits = jnp.einsum(product, q_BGNK, k.swapaxes(-3, -2), preferred_element_type=softmax_dtype(k))
+    logits = jnp.einsum(product, q_BGNK, k.swapaxes(-3, -2), preferred_element_type=wide_dtype(k))
     return logits.reshape(B, H, L, S) / math.sqrt(K)
 
 
@@ -64,7 +66,7 @@ def mix(w_BHLS, v):
     B, H, L, S = w_BHLS.shape
     G, V = v.shape[-2:]
     product = "BGNS,BSGV->BGNV" if v.ndim == 4 else "BGNS,SGV->BGNV"
-    o = jnp.einsum(product, w_BHLS.reshape(B, G, -1, S), v, preferred_element_type=softmax_dtype(v))
+    o = jnp.einsum(product, w_BHLS.reshape(B, G, -1, S), v, preferred_element_type=wide_dtype(v))
     return o.reshape(B, H, L, V).transpose(0, 2, 1, 3)
 
 
@@ -82,8 +84,7 @@ def banded(q_BLHK, k_BSGK, v_BSGV, memory, segments, mask, **rest):
     count = -(-L // b)
 
     def queries(x, fill=0):
-        padded = jnp.pad(x, ((0, 0), (0, count * b - L)) + ((0, 0),) * (x.ndim - 2), constant_values=fill)
-        return padded.reshape(B * count, b, *x.shape[2:])
+        return pad(x, count * b, fill).reshape(B * count, b, *x.shape[2:])
 
     def keys(x, fill=0):
         own = queries(x, fill).reshape(B, count, b, *x.shape[2:])

@@ -19,7 +19,8 @@ import jax
 import jax.numpy as jnp
 
 from xfresearch.kernels import chunked_attention, splash_attention
-from xfresearch.kernels.masks import Mask, softmax_dtype
+from xfresearch.kernels.dtypes import wide_dtype
+from xfresearch.kernels.masks import Mask
 from xfresearch.kernels.merged_attention import Part, merge
 from xfresearch.kernels.on_mesh import on_mesh
 from xfresearch.sharding.devices import platform
@@ -89,11 +90,11 @@ def _backward(settings, residuals, do_BLHV):
     q_BLHK, keys_values, slots, constants, *merged = residuals
     segments, of_steps, of_memory = constants
     q_ids, ids = segments or (None, None)
-    dq = jnp.zeros(q_BLHK.shape, softmax_dtype(q_BLHK))
+    dq = jnp.zeros(q_BLHK.shape, wide_dtype(q_BLHK))
     dslots = None
     if slots is not None:
         dslots = _like(settings.memory.backward(*slots, of_memory, *merged, do_BLHV), slots)
-    gradients = tuple(jnp.zeros(x.shape, softmax_dtype(x)) for x in keys_values)
+    gradients = tuple(jnp.zeros(x.shape, wide_dtype(x)) for x in keys_values)
     rotating = (*keys_values, ids, gradients)
     for t, part in enumerate(settings.steps):
         rotating = _rotate(settings, rotating, 1) if t else rotating

@@ -1,10 +1,10 @@
 """Softmax attention to memory slots alone: o = softmax(cap(scale q k^T)) v, with one set of slots for all positions.
 
-The queries of all sequences are rows of one matrix for each key-value head. A loop takes a block of rows through all of
-it and holds the weights of that block alone. The backward pass computes them again from the logarithms of their sums, as
-in FlashAttention (Dao et al. 2022, alg. 4), but a row sees all slots at once, so no sum is online. Heads are apart in the
-body of the loop: XLA on CPU runs their chains of products in parallel. Gradients of keys and values are products into
-[K, M]: into [M, K] they take 3 times as long there.
+The queries of all sequences are rows of one matrix for each key-value head. A loop computes one block of rows after the
+other and holds the weights of one block only. The backward pass computes the weights again from the logarithms of their
+sums, as in FlashAttention (Dao et al. 2022, alg. 4). A row sees all slots at once, so the softmax is not online. The body
+of the loop has its own chain of products for each head, because XLA on CPU runs such chains in parallel. Gradients of keys
+and values are products into [K, M]: on CPU, products into [M, K] take 3 times as long.
 """
 
 from functools import partial
@@ -12,7 +12,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 
-from xfresearch.kernels.masks import softmax_dtype
+from xfresearch.kernels.dtypes import wide_dtype
 from xfresearch.kernels.softcap import softcap_slope, softcapped
 from xfresearch.sharding.devices import platform
 from xfresearch.sharding.partition import activation_spec
@@ -102,7 +102,7 @@ _attend.defvjp(_forward, _backward)
 
 
 def _logits(q_NK, k_KM, scale: float, softcap: float):
-    return softcapped(scale * jnp.dot(q_NK, k_KM, preferred_element_type=softmax_dtype(q_NK)), softcap)
+    return softcapped(scale * jnp.dot(q_NK, k_KM, preferred_element_type=wide_dtype(q_NK)), softcap)
 
 
 def _in_blocks(x_GNK, rows: int) -> list:

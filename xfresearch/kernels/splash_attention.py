@@ -18,7 +18,7 @@ from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_ma
 from jax.sharding import NamedSharding, PartitionSpec
 
 from xfresearch.kernels.masks import EVERYTHING, Mask
-from xfresearch.kernels.merged_attention import Part, folded, merged, sink_part
+from xfresearch.kernels.merged_attention import Part, folded, sink_part, with_slots
 from xfresearch.kernels.on_mesh import on_mesh, pad, padded
 
 LANES = 128  # the smallest block; all lengths must be multiples of it
@@ -61,10 +61,8 @@ def _local(softcap, kernel, q_BLHK, k_BSGK, v_BSGV, memory, segments):
     if memory is None or joined:
         ids = None if segments is None else kernels.SegmentIds(*segments)
         return _heads_first(jax.vmap(kernel)(*map(_heads_first, (q_BLHK, k_BSGK, v_BSGV)), ids))
-    part, slots, constants = memory_part(q_BLHK, memory, softcap)
-    parts = (splash_part(kernel), part)
-    queries = (q_BLHK, memory.queries(q_BLHK))
-    return merged(parts, queries, ((k_BSGK, v_BSGV), slots), ((segments, mask_infos(kernel)), constants))
+    tokens = splash_part(kernel), (k_BSGK, v_BSGV), (segments, mask_infos(kernel))
+    return with_slots(tokens, q_BLHK, memory, memory_part(q_BLHK, memory, softcap))
 
 
 def _slots_join_tokens(memory, segments) -> bool:
@@ -123,7 +121,7 @@ def mask_infos(kernel) -> tuple:
 
 
 class LazyMask(splash_masks.Mask):
-    """A mask that no array holds: the kernel computes `mask_function`.
+    """A mask without an array: the kernel computes `mask_function`.
 
     Queries are at positions from `offset` on, keys [slots; tokens; padding] from 0 on. `seen` is the number of tokens
     without the padding.

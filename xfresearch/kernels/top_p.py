@@ -1,9 +1,9 @@
 """The tokens that nucleus sampling (Holtzman et al. 2020) keeps, without sorting the vocabulary.
 
-A token is kept if the tokens that are likelier than it have a probability below top_p together. So all kept logits lie at or
-above a threshold. Floating-point numbers are ordered as the integers of sign and bits are. The threshold's bits are found
-one after the other, the highest first: each costs one pass over the probabilities. On 2 cores of a CPU, 16 rows of 50,257
-take 5 ms, and sorting them takes 190.
+A token is kept if the likelier tokens together have a probability below top_p. So all kept logits lie at or above a
+threshold. Floating-point numbers have the same order as integers made of their sign and bits, so the bits of the threshold
+can be searched one after the other, the highest first: each costs one pass over the probabilities. On 2 cores of a CPU, 16
+rows of 50,257 take 5 ms, and sorting them takes 190.
 """
 
 import jax
@@ -13,8 +13,8 @@ LANES = 128  # sums are of this many columns side by side: XLA on CPU adds a sin
 
 
 def kept_by_top_p(logits_BV, top_p: float):
-    """Whether each token is one of the smallest set of the likeliest tokens whose probabilities sum to top_p [B, V], with
-    all that are as likely as the last one of them. The likeliest is always kept, even where top_p rounds to 0."""
+    """Whether each token is kept [B, V]: the smallest set of the likeliest tokens whose probabilities sum to top_p, and all
+    tokens that are as likely as the last one of the set. The likeliest is always kept, even if top_p rounds to 0."""
     order_BV = _ordered(logits_BV)
     p_BV = jax.nn.softmax(logits_BV, -1)
     integer = jnp.iinfo(order_BV.dtype)

@@ -20,6 +20,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from xfresearch.kernels.dtypes import wide_dtype
 from xfresearch.models.costs import Costs, weights
 from xfresearch.models.parameters import parameter, plus, rounded, times
 from xfresearch.models.recompute import recomputed
@@ -125,7 +126,7 @@ class Norm(nnx.Module):
         return recomputed(self._normed, x)
 
     def _normed(self, x):
-        wide = jnp.promote_types(x.dtype, jnp.float32)
+        wide = wide_dtype(x)
         y = x.astype(wide)
         if self.alpha is not None:
             y = y * self.alpha[...].astype(wide)
@@ -140,7 +141,7 @@ class Norm(nnx.Module):
         """The norm as a linear map: of x, without the constant part, with the factors that the norm has at the value `at`,
         both [..., D]. So the norm of `at` is frozen(at, at) + constant(), and the parts of a sum can be followed through
         it."""
-        at, x = (value.astype(jnp.promote_types(x.dtype, jnp.float32)) for value in (at, x))
+        at, x = (value.astype(wide_dtype(x)) for value in (at, x))
         kind, epsilon = self.spec.kind, self.spec.epsilon
         if kind == "dyt":
             assert self.alpha is not None
@@ -160,7 +161,7 @@ class Norm(nnx.Module):
         if self.shift is None:
             return bias
         shift = self.shift[...]
-        at_zero = self._gained(jax.lax.erf(shift.astype(jnp.promote_types(shift.dtype, jnp.float32))))
+        at_zero = self._gained(jax.lax.erf(shift.astype(wide_dtype(shift))))
         return at_zero if bias is None else at_zero + bias
 
     def _secant(self, at):

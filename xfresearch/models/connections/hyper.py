@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 
+from xfresearch.kernels.dtypes import wide_dtype
 from xfresearch.models.connections.connection import Connection, Initial
 from xfresearch.models.costs import Costs
 from xfresearch.models.norms import NORMS
@@ -79,4 +80,4 @@ class Hyper(Connection):
 
 
 def _normed(h_BLXD):
-    return NORMS["layer"](h_BLXD.astype(jnp.promote_types(h_BLXD.dtype, jnp.float32)), 1e-5)
+    return NORMS["layer"](h_BLXD.astype(wide_dtype(h_BLXD)), 1e-5)

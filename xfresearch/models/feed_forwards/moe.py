@@ -41,6 +41,7 @@ import jax.numpy as jnp
 
 from xfresearch.config.fields import changed, group, option, where
 from xfresearch.kernels.choice import Choice
+from xfresearch.kernels.dtypes import wide_dtype
 from xfresearch.kernels.grouped_matmul import Call, choose_grouped_matmul
 from xfresearch.models.context import Aux, Context
 from xfresearch.models.costs import Costs, weights
@@ -211,7 +212,7 @@ class MixtureOfExperts(SublayerModule):
 
     def _router_input(self, x_BLD, ctx: Context):
         """x in float32 or wider, with the noise of Switch in training."""
-        x_BLD = x_BLD.astype(jnp.promote_types(x_BLD.dtype, jnp.float32))
+        x_BLD = x_BLD.astype(wide_dtype(x_BLD))
         jitter = self.config.jitter
         if not jitter or ctx.key is None:
             return x_BLD

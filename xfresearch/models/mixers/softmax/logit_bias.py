@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from xfresearch.kernels.dtypes import wide_dtype
 from xfresearch.kernels.masks import Mask
 from xfresearch.models.mixers.softmax.config import SoftmaxConfig, longest
 from xfresearch.models.mixers.softmax.projections import head_sizes
@@ -31,7 +32,7 @@ def logit_bias(a: SoftmaxConfig, ctx, mask: Mask, span):
     """bias(q_BLHK, distance_LS) -> [1 or B, H, L, S] for the logits of the context, or None."""
     parts = []
     if a.position == "alibi":
-        parts.append(lambda q, d_LS: -jnp.asarray(alibi_slopes(a.heads)[:, None, None], _wide(q)) * jnp.abs(d_LS))
+        parts.append(lambda q, d_LS: -jnp.asarray(alibi_slopes(a.heads)[:, None, None], wide_dtype(q)) * jnp.abs(d_LS))
     if a.position == "t5":
         table_RH = ctx.shared["relative_bias"]
         bucket = partial(t5_bucket, buckets=a.t5_buckets, farthest=a.t5_distance, causal=mask.causal)
@@ -40,7 +41,7 @@ def logit_bias(a: SoftmaxConfig, ctx, mask: Mask, span):
         key_RK = ctx.shared["relative_key"][: mask.window or None]
         parts.append(lambda q, d_LS: _relative(q, key_RK, d_LS - mask.nearest))
     if span is not None:
-        parts.append(lambda q, d_LS: span.log_mask(d_LS - mask.nearest, _wide(q)))
+        parts.append(lambda q, d_LS: span.log_mask(d_LS - mask.nearest, wide_dtype(q)))
     if not parts:
         return None
 
@@ -51,15 +52,11 @@ def logit_bias(a: SoftmaxConfig, ctx, mask: Mask, span):
     return bias
 
 
-def _wide(x):
-    return jnp.promote_types(x.dtype, jnp.float32)
-
-
 def _relative(q_BLHK, key_RK, steps_LS):
     """q . p_x / sqrt(K) for the relative key p_x of the token x steps back (0 is the nearest). q is already scaled."""
     rows = min(key_RK.shape[0], steps_LS.shape[1])
     products = jnp.einsum(
-        "blhk,rk->bhlr", q_BLHK, key_RK[:rows].astype(q_BLHK.dtype), preferred_element_type=_wide(q_BLHK)
+        "blhk,rk->bhlr", q_BLHK, key_RK[:rows].astype(q_BLHK.dtype), preferred_element_type=wide_dtype(q_BLHK)
     )
     index_BHLS = jnp.broadcast_to(jnp.clip(steps_LS, 0, rows - 1), (*products.shape[:2], *steps_LS.shape))
     return jnp.take_along_axis(products, index_BHLS, -1) * q_BLHK.shape[-1] ** -0.5
@@ -126,7 +123,7 @@ class AdaptiveSpan(nnx.Module):
 
     def loss(self, x_BLD, ctx):
         """The mean span in tokens times its weight, summed over the tokens of each sequence [B] like all losses."""
-        wide = _wide(x_BLD)
+        wide = wide_dtype(x_BLD)
         tokens_B = (
             jnp.full(x_BLD.shape[0], x_BLD.shape[1]) if ctx.segments_BL is None else (ctx.segments_BL > 0).sum(-1)
         )

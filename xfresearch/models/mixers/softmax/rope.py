@@ -5,6 +5,7 @@ import math
 import jax.numpy as jnp
 import numpy as np
 
+from xfresearch.kernels.dtypes import wide_dtype
 from xfresearch.models.mixers.softmax.config import rotary_size
 from xfresearch.models.mixers.softmax.options import RopeConfig
 
@@ -56,7 +57,7 @@ def rotate(x_BLHK, positions_BL, rope: RopeConfig):
     (Su et al. 2021; halves as in GPT-NeoX), and multiplies them by `attention_factor`. Angles and products are float32
     or wider; the result has the dtype of x."""
     size = rotary_size(x_BLHK.shape[-1], rope.fraction)
-    wide = jnp.promote_types(x_BLHK.dtype, jnp.float32)
+    wide = wide_dtype(x_BLHK)
     frequencies = jnp.asarray(rope_frequencies(rope, size), wide)
     angles_BL1k = (positions_BL[..., None].astype(wide) * frequencies)[:, :, None, :]
     gain = attention_factor(rope)
