@@ -28,8 +28,8 @@ class Beginning(NamedTuple):
 
 
 def begin(config: Config, workdir: epath.Path, program: Program) -> Beginning:
-    """Every process calls this. Moves checkpoints that are newer than the good one away: the run makes them again. Raises
-    UserError if there are checkpoints and none is good."""
+    """Restores or makes the state of a run. Checkpoints that are newer than the good one are moved away: the run makes them
+    again. Every process calls this. Raises UserError if there are checkpoints and none is good."""
     past = starts(workdir)
     emergency = of_run(workdir, config.checkpoint, program.mesh, past[0]["seconds"] if past else 0.0)
     source = _Source(workdir, program, emergency)
@@ -53,12 +53,12 @@ def begin(config: Config, workdir: epath.Path, program: Program) -> Beginning:
 
 
 class _Source:
-    """The checkpoints in the run's directory, and the emergency checkpoints. Of those of one step the latter are read, which
-    is faster."""
+    """The checkpoints in the run's directory, and the emergency checkpoints. If a step has both, the emergency checkpoint is
+    read, which is faster."""
 
     def __init__(self, workdir: epath.Path, program: Program, emergency: Emergency | Without):
         self.workdir, self.target, self.emergency = workdir, program.abstract_state, emergency
-        self.used = ""  # what was read, in words
+        self.used = ""  # the checkpoint that was read, in words
         self.saved: list[int] = []
         self.held: list[int] = []
 

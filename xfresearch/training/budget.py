@@ -1,4 +1,4 @@
-"""The tokens of a run beside its parameters and its text, and what is usual: said before the run, when it costs nothing."""
+"""The tokens of a run for each parameter and each token of text, beside usual numbers: printed before the run begins."""
 
 from typing import NamedTuple
 

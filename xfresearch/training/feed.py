@@ -1,7 +1,7 @@
 """The batches of a run on its devices. The thread of the loop places the next batches while an update runs.
 
-It places several in a row, as many as are read. Where updates run on the CPU, the first call after an update finds all
-caches full of the update's arrays and takes five times as long as the next one, and so does reading.
+It places all batches that have been read, one after the other. If updates run on the CPU, the caches are full of an update's
+arrays: the first batch after it takes five times as long to place, or to read, as the next ones.
 """
 
 import time

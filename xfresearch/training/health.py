@@ -6,8 +6,8 @@ WINDOW = 100  # updates
 
 
 class Health:
-    """What the updates say about the run and its states. `skipped` are the numbers of the updates that a run before this
-    process has skipped, at least those of the last WINDOW."""
+    """Decides after each update whether the run goes on. `skipped` are the numbers of the updates that earlier processes of
+    the run have skipped, at least those of the last WINDOW."""
 
     def __init__(self, config: TrainingConfig, skipped: list[int]):
         self.config = config

@@ -1,4 +1,4 @@
-"""The numbers of a run that are data of its program, not part of it: runs that differ in them alone share one program."""
+"""The numbers of a run that its compiled program takes as data: runs that differ only in these share one program."""
 
 import math
 from dataclasses import replace

@@ -81,7 +81,7 @@ def choices(config: Config, mesh=None) -> dict[str, tuple]:
 
 
 def _supported(config: Config, mesh, option: str, names) -> tuple[str, ...]:
-    """The kernels that no sublayer of the config refuses; none if they make no difference to it."""
+    """The names that no sublayer of the config refuses; () if all of them lead to the same kernels."""
     by_option = {}
     for name in names:
         try:

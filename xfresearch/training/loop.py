@@ -275,8 +275,8 @@ class Run:
         return Result(self.done, *end, self.held_out_sums, self.manifest)
 
     def save(self, step: int, loss: float | None, in_memory: bool = False) -> None:
-        """Saves the state after update `step`; `in_memory`, as an emergency checkpoint. Raises Diverged if it is not good,
-        or the last and not known to be good."""
+        """Saves the state after update `step`, as an emergency checkpoint if `in_memory`. Raises Diverged if the state is
+        not good. The last state must also be known to be good (Checkpoints.prove)."""
         if step == self.config.steps and self.checkpoints.kept.proven < step - 1:
             raise self.diverged(f"update {step}, the last, was skipped, and no held-out loss shows that the state is good")
         with self.clock.measure("checkpoint"):

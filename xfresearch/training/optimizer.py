@@ -44,7 +44,8 @@ def require_trainable(config: OptimizerConfig, params: dict) -> None:
 
 def update_rule(config: OptimizerConfig, axes: dict) -> optax.GradientTransformationExtraArgs:
     """The update rule for parameters with the tree `axes`; update(grads, state, params, step=, hyper=) reads learning rate
-    and weight decay from `Hyper`. Weight decay applies to matrices, not to norms, biases or embeddings."""
+    and weight decay from `hyper` (hyperparameters.py). Weight decay applies to matrices, not to norms, biases or
+    embeddings."""
     scaling = SCALINGS[config.kind](config, axes)
     by_tensor = config.clip_by == "tensor"
     scaled = optax.chain(

@@ -148,7 +148,7 @@ def _program(config: Config, mesh) -> Program:
 
 
 def shared_program(config: Config, mesh=None) -> Program:
-    """The program of a config, which is that of the run before it if both have the same shape."""
+    """The program of a config: the same object for configs that differ only in what `without_hyper` leaves out."""
     return _program(without_hyper(config), mesh)
 
 

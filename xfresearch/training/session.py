@@ -101,7 +101,7 @@ def run(
 
 
 def _command(arguments: list[Source], workdir: str, fork: bool) -> list[str]:
-    """The command of a run with these arguments; from Python, where a config is in the place of a file, what it comes to."""
+    """The command that makes a run with these arguments. CONFIG stands for a config that Python code has made."""
     given = [each if isinstance(each, str) else "CONFIG" for each in arguments]
     return ["python", "-m", "xfresearch.train", *given, "--workdir", workdir, *(["--fork"] if fork else [])]
 
@@ -188,8 +188,8 @@ def _optional(what: str):
 
 
 def _commands(config: Config, path: epath.Path, arguments: list[Source], samples: list[dict]) -> dict[str, str]:
-    """{label: shell command} to run next. The one to generate text repeats the first of the samples, if there are any. The
-    one to train longer needs a config file."""
+    """{label: shell command} to run next. `generate` repeats the first sample, and is left out without samples; training
+    longer is left out without a config file."""
     file, overrides = split(arguments)
     commands = {"evaluate": ["evaluate", "--workdir", str(path)]}
     if samples:

@@ -41,7 +41,7 @@ def _source(config: Config) -> dict[str, np.ndarray]:
 
 
 class Timer:
-    """Calls of it run one update of a config on random tokens, and return its seconds. The first update has run.
+    """Each call runs one update of a config on random tokens, and returns its seconds. A first update has run before.
 
     runs: update as many runs of different seeds in one program (jax.vmap).
     compile_seconds: to trace and compile the update, or to read it from JAX's cache on disk.
@@ -97,8 +97,8 @@ class Timer:
         return self._update.lower(self._state, self._batch).compile()  # jax.jit keeps it for the calls
 
 def timed_rounds(timers: Sequence[Callable[[], float]], rounds: int) -> np.ndarray:
-    """Seconds and page faults of every call, an array [2, timers, rounds]. Every round calls each timer once and begins with
-    the next one: what ran before may make a call slower, and a timer that ran just before may be faster."""
+    """Seconds and page faults of every call, an array [2, timers, rounds]. Every round calls each timer once. Rounds begin
+    with different timers, because a call may be slower or faster after a call of another timer."""
     measured = np.zeros((2, len(timers), rounds))
     for number in range(rounds):
         for i in np.roll(range(len(timers)), -number):
@@ -109,15 +109,15 @@ def timed_rounds(timers: Sequence[Callable[[], float]], rounds: int) -> np.ndarr
 
 
 def seconds_per_update(config: Config) -> float:
-    """The fastest of some updates. Another one has run before, which compiles."""
+    """Seconds of the fastest of UPDATES updates, after one that compiles."""
     timer = Timer(config)
     return min(timer() for _ in range(UPDATES))
 
 
 def relative_seconds(config: Config, baseline: Config) -> float:
-    """The time of an update as a multiple of the baseline's: the fastest one of each. They run in turns, because a busy
-    machine slows both, and the device has the state of one at a time, as in training. More turns follow
-    until the two fastest ones of each config agree."""
+    """The time of the config's fastest update as a multiple of the baseline's. The two run in turns, so that a busy machine
+    slows both; the device has the state of one at a time, as in training. More turns follow until the two fastest turns of
+    each config agree."""
     turns_T2: list[tuple[float, float]] = []
     while len(turns_T2) < TURNS or (len(turns_T2) < MOST_TURNS and not _agree(turns_T2)):
         turns_T2.append((seconds_per_update(baseline), seconds_per_update(config)))

@@ -33,18 +33,18 @@ MOST_PARAMS = 100  # that MLflow takes at once
 
 
 class Log(NamedTuple):
-    """A log of a tracker, which is opened."""
+    """A log that a tracker opens."""
 
     folder: epath.Path  # of the library's files
     name: str
-    options: Mapping[str, Any]  # nested; what it says beside its numbers
-    step: int = 0  # that it goes on from; 0 for a new one
-    id: str = ""  # in the tracker; '' for a new one
-    study: str = ""  # the study whose run it is; '' for none
+    options: Mapping[str, Any]  # nested: the config of the run
+    step: int = 0  # the update that the log goes on from; 0 for a new log
+    id: str = ""  # of the log in the tracker; '' for a new log
+    study: str = ""  # the study that the run belongs to; '' for none
 
 
 class Tracker(Callback):
-    """A tracker whose library may raise anything."""
+    """A callback that writes rows to the log of a library, which may raise any error."""
 
     name = ""
     errors: type[Exception] = Exception
@@ -117,8 +117,8 @@ class TensorBoard(Tracker):
 
 
 class WandB(Tracker):
-    """A run of Weights & Biases. Steps are the values of `step`: W&B refuses to go back to one, and a run that resumes
-    writes those after its checkpoint again."""
+    """A run of Weights & Biases. Updates are numbered by a metric `step`: W&B's own steps cannot go back, and a run that
+    resumes writes the rows after its checkpoint again."""
 
     name = "wandb"
 
@@ -206,7 +206,7 @@ def tracker_of(name: str, option: str) -> Tracker:
 
 
 def first_line(error: Exception) -> str:
-    """What went wrong, of a library whose errors may have many lines."""
+    """What went wrong, in one line: the errors of libraries may have many."""
     return (in_words(error).strip().splitlines() or [type(error).__name__])[0]
 
 
