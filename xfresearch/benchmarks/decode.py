@@ -29,7 +29,7 @@ from xfresearch.runtime.errors import UserError, require
 
 COLUMNS = ("tokens/s", "ms per step", "quartiles", "floors", "speed", "parameters", "cache bytes per token", "model")
 TRANSFORMERS = ("transformers", "transformers_static")
-MODULES = ("torch", "safetensors", "transformers")  # that it needs
+MODULES = ("torch", "safetensors", "transformers")  # needed by --against transformers
 
 
 def add_flags(parser) -> None:
@@ -97,7 +97,7 @@ def with_random_weights(name: str, overrides: list[str]):
 
 
 class Ours:
-    """Calls of it decode, and return the seconds. Its first call, which compiles, is made here."""
+    """Each call decodes, and returns the seconds. The first call, which compiles, is made here."""
 
     def __init__(self, lm, prompts_BP, a):
         self.lm, self.prompts, self.count, self.sampling = lm, prompts_BP.tolist(), a.tokens, sampling_of(a)

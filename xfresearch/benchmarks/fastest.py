@@ -9,8 +9,8 @@ LEAST_GAIN = 1.01  # a value must be this much faster, in the median and in thre
 
 
 def sweep(config, rounds: int, measured, timers) -> tuple[list[dict], dict]:
-    """Prints what each value does. Returns the rows, and {option: the value to use} if these together are faster than the
-    config as it is. `measured(starts, rounds, apart)` times; `timers(config)` starts a row."""
+    """Prints the speed of each value. Returns the rows, and {option: the value to use} if these values together are faster
+    than the config as it is. `measured(starts, rounds, apart)` times rows; `timers(config)` starts a row."""
     from xfresearch.sharding.mesh import make_mesh
     from xfresearch.training.kernel_choices import choices
 
@@ -38,7 +38,7 @@ def sweep(config, rounds: int, measured, timers) -> tuple[list[dict], dict]:
 
 
 def _computed(config, mesh) -> tuple:
-    """What the options of execution come to: `auto` may be the same as a value by name."""
+    """The choices that the options of execution lead to: `auto` may be the same as a value by name."""
     from xfresearch.training.kernel_choices import kernel_choices, layers_choice, loss_rows_choice
 
     kernels = {place: choice.name for place, choice in kernel_choices(config, mesh).items()}

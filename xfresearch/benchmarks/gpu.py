@@ -1,4 +1,4 @@
-"""What one accelerator says of this commit, in a few minutes: each row is a process of its own, the most important first.
+"""Checks and measures this commit on one accelerator in a few minutes. Each row is a process, the most important first.
 
     make gpu
     python -m xfresearch.bench gpu --list
@@ -37,8 +37,8 @@ SLOTS = ("configs/all_attention.py", "batch_size=64", "model.vocab_size=50257", 
 class Row(NamedTuple):
     words: str
     command: tuple[str, ...]  # of python -m; {figures} is the JSON file that it writes
-    gpu: bool = False  # whether it says nothing on other devices
-    seconds: int = 60  # after which it is stopped
+    gpu: bool = False  # whether the row makes sense on a GPU only
+    seconds: int = 60  # the limit, after which the row is stopped
 
 
 def _own(row: str, *name: str) -> tuple[str, ...]:
@@ -140,7 +140,7 @@ def run(a) -> None:
 
 
 def chosen(only: str) -> list[str]:
-    """The rows to run, in their order. Raises UserError for a name that there is not."""
+    """The rows to run, in their order. Raises UserError for a name that no row has."""
     wanted = [name for name in only.split(",") if name]
     for name in wanted:
         if name not in ROWS:
@@ -169,7 +169,7 @@ def _not_run(why: str) -> dict:
 
 
 def started(command: list[str], file: Path, seconds: float) -> dict:
-    """Runs a command that writes its figures to `file`. It is ended with all its processes after so many seconds."""
+    """Runs a command that writes its figures to `file`. After `seconds` it is ended with all its processes."""
     began, log = time.monotonic(), file.with_suffix(".log")
     with log.open("w") as output:
         process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)

@@ -1,6 +1,6 @@
 """python -m xfresearch.benchmarks.gpu_rows ROW FIGURES [NAME] [--tiny]
 
-One row of `bench gpu` in its own process. It writes FIGURES, a JSON file with what it found.
+One row of `bench gpu` in its own process. It writes its figures to the JSON file FIGURES.
 """
 
 import importlib.util
@@ -39,7 +39,7 @@ RUN = (
     "evaluation.sequences=16",
     "evaluation.final_sequences=16",
 )
-# What an installation may lack, and what is missing without it.
+# Packages that an installation may lack, and what does not work without them.
 OPTIONAL = {
     "matplotlib": "report.html has no charts, and is not written",
     "pytest": "the tests of kernels do not run",
@@ -56,7 +56,7 @@ def arguments_of(name: str, tiny: bool, *overrides: str) -> list[str]:
 
 
 def device(*_) -> dict:
-    """The machine, and what of the libraries is missing."""
+    """The machine, and the libraries that are missing."""
     import jax
 
     from xfresearch.runtime.hardware import environment
@@ -126,7 +126,7 @@ def _stop(workdir: Path, name: str, tiny: bool) -> bool:
 
 
 def killed(name: str, tiny: bool) -> dict:
-    """The same with SIGKILL: what is not saved is lost, and computed again."""
+    """Trains, is killed by SIGKILL, and resumes: updates that were not saved are lost, and computed again."""
     with tempfile.TemporaryDirectory() as directory:
         whole, dead = (Path(directory) / each for each in ("whole", "dead"))
         program = f"from xfresearch.benchmarks import gpu_rows; gpu_rows.short_run({str(dead)!r}, {name!r}, {tiny}, every=5)"
@@ -144,7 +144,7 @@ def killed(name: str, tiny: bool) -> dict:
 
 
 def losses(workdir: Path) -> list[float]:
-    """The loss of each update, of the last time that it ran."""
+    """The loss of each update; of an update that ran twice, the later one."""
     from xfresearch.training.metrics import read_metrics
 
     rows = read_metrics(workdir / "metrics.jsonl")

@@ -19,7 +19,7 @@ def overrides_of_length(base, factor: int, _) -> dict[str, int]:
 
 
 def overrides_of_width(base, factor: int, with_changes: Callable) -> dict[str, int]:
-    """Width and heads, and of the sizes of sublayers those that do not follow from them."""
+    """Overrides of the width, the heads, and the sizes of sublayers that do not follow from these."""
     overrides = {"model.width": base.model.width * factor}
     overrides |= {path: factor * options.heads for path, options in _sizes(base, "heads")}
     wider = with_changes(overrides)

@@ -15,15 +15,15 @@ from xfresearch.training.timing import Timer
 
 UPDATES = 10  # in the profile
 SHOWN = 15
-WAITS = re.compile(r"wait|Await")  # of a thread for others
+WAITS = re.compile(r"wait|Await")  # operations in which a thread waits for others
 EXECUTOR = "ThunkExecutor::Execute"
 INSTRUCTION = re.compile(r"^ *(?:ROOT )?%?([\w.-]+) = .*? ([a-z][\w-]*)\((?:.*calls=%?([\w.-]+))?")
 Event = tuple[str, float, float]  # name, beginning and duration in nanoseconds
 
 
 def report(timer: Timer, dtype: str) -> list[dict]:
-    """Prints and returns the operations of an update, the longest first: seconds, seconds of the floor, and how often one
-    is the other (None if nothing is known of its work)."""
+    """Prints and returns the operations of an update, the longest first: seconds, seconds of the floor, and the ratio of the
+    two (None if the work of the operation is not known)."""
     from xfresearch.benchmarks.device_rates import rates
     from xfresearch.runtime.tables import table, to_columns
 
@@ -48,9 +48,9 @@ def _cells(row: dict, total: float) -> tuple[str, ...]:
 
 
 def by_operation(timer: Timer) -> dict[str, float]:
-    """{operation: seconds in one update}, the largest first; on a CPU summed over all threads. Operations with a matrix
-    product are one, and so are the others with a reduction; the rest have XLA's names, which list some of what was fused.
-    On a GPU, a kernel that belongs to no instruction of the program has the name of the kernel."""
+    """{operation: seconds in one update}, the largest first; on a CPU summed over all threads. All operations with a matrix
+    product count as one operation, and all others with a reduction as another. The rest have XLA's names, which list some of
+    the fused operations. On a GPU, a kernel that belongs to no instruction of the program has the name of the kernel."""
     import jax
 
     kinds = kinds_of_instructions(timer.compiled_text())

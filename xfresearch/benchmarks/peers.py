@@ -1,8 +1,8 @@
 """Updates that another process times: the same model in PyTorch, or the same config with the code of another checkout.
 
 The process prints a JSON object per line: first the figures of its start, then, for each line that it reads, the seconds
-and the loss of one update (null if it decodes). After its input ends, it prints the figures of its end. Python's flag -P
-keeps the names of the files here from hiding others.
+and the loss of one update (null if it decodes). After its input ends, it prints the figures of its end. With Python's flag
+-P the files of this directory cannot hide modules of the same names.
 """
 
 import importlib.util
@@ -21,7 +21,8 @@ TORCH = ("torch", "torch_compile")
 
 
 class Peer:
-    """Calls of it run one update in another process, and return its seconds. `start` has the figures of its start."""
+    """Each call runs one update in another process, and returns its seconds. `start` has the figures of the process's
+    start."""
 
     def __init__(self, name: str, command: list[str], environment: dict[str, str]):
         self.name = name
@@ -89,7 +90,7 @@ def torch_python(python: str, name: str, modules: tuple[str, ...] = ("torch", "s
 
 
 def checkout_root(path: str, names: tuple[str, ...] = TORCH) -> Path:
-    """The checkout at `path`. Raises UserError if it is none."""
+    """The checkout at `path`. Raises UserError if there is none."""
     root = Path(path).resolve()
     if not (root / "xfresearch" / "training" / "timing.py").is_file():
         raise UserError(f"--against={path} is not allowed: it must be {', '.join(names)} or the path of a checkout")
@@ -99,8 +100,8 @@ def checkout_root(path: str, names: tuple[str, ...] = TORCH) -> Path:
 def checkout_peer(path: str, arguments: list[str]) -> Peer:
     """The config of these arguments with the code of the checkout at `path`.
 
-    Its process reads the program from JAX's cache on disk. An earlier process has compiled it, whose compile_seconds are
-    those of the peer: on a CPU the updates of a process that compiles take longer afterwards than those of one that reads.
+    A first process compiles the program and gives the peer's compile_seconds; the peer reads the program from JAX's cache on
+    disk. On a CPU, updates in a process that has compiled take longer than in one that reads the program.
     """
     root = str(checkout_root(path))
     command = [sys.executable, "-P", str(HERE / "checkout_peer.py"), root, *arguments]

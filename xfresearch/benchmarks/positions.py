@@ -1,4 +1,4 @@
-"""What biases of attention stand beside in `python -m xfresearch.bench gpu`: the base of configs/variants.py with RoPE.
+"""The configs that `python -m xfresearch.bench gpu` compares attention with biases to: configs/variants.py with RoPE.
 
 :rope        one stream of tokens
 :documents   packed documents, which do not see each other

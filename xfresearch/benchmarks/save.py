@@ -1,5 +1,5 @@
-"""Saving a checkpoint, beside saving as versions did that recorded sums (modulo 2^32) and did not look whether the state is
-finite, and the time of each check alone.
+"""Saving a checkpoint, beside saving as earlier versions did, which recorded sums (modulo 2^32) and did not check that the
+state is finite; and the time of each check alone.
 
     python -m xfresearch.bench save --megabytes 1024
 

@@ -39,7 +39,7 @@ MOVED = {"float32": 1e-3, "bfloat16": 2e-2}  # of the mean loss of an update in 
 
 def write(config: Config, folder: Path, updates: int) -> None:
     """Writes what torch_peer.py reads: the initial parameters, the batch, and the learning rates of the updates. Raises
-    UserError, which names the option, if the PyTorch model has something that it cannot express."""
+    UserError, which names the option, if the PyTorch model cannot express the config."""
     family = require_expressible(config)
     model, hyper = config.model, hyper_of(config)
     params = shared_program(config, make_mesh(config)).jit_init(hyper)["params"]
@@ -56,7 +56,7 @@ def write(config: Config, folder: Path, updates: int) -> None:
 
 
 def require_expressible(config: Config) -> str:
-    """The family that has the model. Raises UserError if the PyTorch model lacks an option of the config."""
+    """The family of the model, GPT-2 or Llama. Raises UserError if the PyTorch model lacks an option of the config."""
     values = values_of(config)
     for path, value in ONLY.items():
         require(values[path] == value, path, values[path], f"{value!r} with --against=torch")

@@ -171,7 +171,7 @@ def make_optimizer(model: Model, settings: dict):
 
 
 class Update:
-    """Calls of it run one update, and return its seconds and its loss."""
+    """Each call runs one update, and returns its seconds and its loss."""
 
     def __init__(self, model: Model, settings: dict, batch: dict, compiled: bool):
         self.model, self.settings, self.count = model, settings, 0
@@ -201,7 +201,7 @@ class Update:
 
 
 def memory(device, before: int) -> dict:
-    """The peak of allocated memory on a GPU; on a CPU, what the process's peak grew by."""
+    """The peak of allocated memory on a GPU; on a CPU, the growth of the process's peak."""
     if device.type == "cuda":
         return {"memory_bytes": torch.cuda.max_memory_allocated()}
     return {"memory_bytes": peak_bytes() - before}

@@ -1,9 +1,9 @@
 """python transformers_peer.py FOLDER REQUEST NAME
 
-Decodes with the model of a Hugging Face folder in `transformers` (peers.py has the protocol). REQUEST is a JSON file: the
-token ids of the prompts, all equally long, the number of tokens to generate, and how they are sampled, which is not read
-here: it is greedy. With the NAME transformers_static the cache is static, and on a GPU `generate` compiles the model then.
-It imports nothing of xfresearch.
+Decodes greedily with the model of a Hugging Face folder in `transformers` (peers.py has the protocol). REQUEST is a JSON
+file with the token ids of the prompts, all equally long, and the number of tokens to generate; its sampling is not read
+here. With the NAME transformers_static the cache is static, and on a GPU `generate` then compiles the model. This file
+imports nothing of xfresearch.
 """
 
 import json

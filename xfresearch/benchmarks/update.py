@@ -11,10 +11,10 @@ JAX's cache on disk; page faults of an update; and the speed relative to the fir
 
 --against torch and torch_compile time the same model in PyTorch with the same weights, in its own process. Before that, the
 losses of tokens must agree in float32 to 1e-4, and those of the first two updates to 1e-3 (bfloat16: 2e-2). Memory is the
-peak of what PyTorch allocated, on a CPU what the process grew by. A path is a checkout, whose code runs the same config in a
-process of its own, which reads its program from JAX's cache: a process that compiles it is slower afterwards. So does this
-checkout then, twice: the row "again" shows by how much two processes of one program differ here. A smaller difference says
-nothing.
+peak of PyTorch's allocations, on a CPU the growth of the process. A path is a checkout, whose code runs the same config in
+its own process. The process reads its program from JAX's cache, because a process that has compiled is slower afterwards.
+This checkout then runs in two such processes: the row "again" shows by how much two processes of one program differ here. A
+smaller difference shows nothing.
 """
 
 import tempfile
@@ -81,7 +81,7 @@ def run(a) -> None:
 
 
 def _require_alone(a) -> None:
-    """Raises UserError if --grow or --sweep is given with what it does not read."""
+    """Raises UserError if --grow or --sweep is given with a flag that it does not read."""
     for name in ("grow", "sweep"):
         others = [other for other in ("against", "profile", "grow", "sweep") if other != name and getattr(a, other)]
         others += ["together"] if a.together > 1 else []
@@ -100,7 +100,7 @@ def _share_memory(a) -> None:
 
 
 class Row:
-    """What is timed: calls run one update. Made by the functions that _ours and _theirs return."""
+    """A row of the table. Each call runs one update. The functions that _ours and _theirs return make rows."""
 
     def __init__(self, config, timer, runs: int = 1, error: str = ""):
         self.config, self.timer, self.runs, self.error = config, timer, runs, error
@@ -217,7 +217,7 @@ def _together(starts: dict, rounds: int) -> dict[str, dict]:
 
 
 def report(rows: list[dict], config) -> dict:
-    """Prints the table; adds medians, tokens/s and MFU to the rows. Returns what they are relative to."""
+    """Prints the table; adds medians, tokens/s and MFU to the rows. Returns the peak that MFU is relative to."""
     import numpy as np
 
     from xfresearch.benchmarks.device_rates import peak_or_measured

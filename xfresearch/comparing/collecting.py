@@ -1,4 +1,4 @@
-"""Everything that a comparison says, before it is printed or drawn."""
+"""Collects the data and the notes of a comparison, before they are printed or drawn."""
 
 from typing import NamedTuple
 
@@ -24,7 +24,7 @@ def collect(options) -> Comparison:
     """Reads and measures the runs as `options` say. Every process must call it.
 
     Raises UserError if a path is not a model, the first model cannot read the held-out data, or one run predicts labels
-    and another next tokens. Anything else that a run lacks becomes a note.
+    and another next tokens. A note names everything else that a run lacks.
     """
     require_one_target(options.runs)
     measured, reference, notes = measure_all(options)

@@ -42,7 +42,7 @@ class Loaded(NamedTuple):
 
 
 class Measured(NamedTuple):
-    """What a model contributes to a comparison."""
+    """The losses and costs of one model in a comparison."""
 
     step: int
     config: Config

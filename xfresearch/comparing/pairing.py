@@ -1,5 +1,5 @@
-"""Paired comparison of a model with a reference on the same items or text: it tests the differences per item, not two
-separate error bars.
+"""Paired comparison of a model with a reference on the same items or text: the test is about the differences of the items,
+not about two separate error bars.
 
 If values are 0 or 1, the test is McNemar's exact test: it compares the model's share of the items that only one of the
 two answers correctly with one half. The interval is that of Agresti and Min (2005), which adds half an item to each
@@ -158,7 +158,7 @@ def verdict(comparison: dict, margin: float = 0.0) -> str:
 
 
 def of_runs(sample: str, comparison: dict, margin: float = 0.0) -> str:
-    """The verdict on two runs, in words that name what it speaks about, this `sample`. It says nothing about what
-    distinguishes the runs, which have one seed each (seeds.py)."""
+    """The verdict on two runs in words, which name the `sample` that it is about. Runs of one seed each show nothing about
+    the change that distinguishes them (seeds.py)."""
     words = verdict(comparison, margin)
     return words if words in ("not finite", "no difference shown") else f"{words} on this {sample}"

@@ -1,4 +1,4 @@
-"""What is known of a run without its parameters: config, costs and curves. None of it needs a finished run."""
+"""A run without its parameters: config, costs and curves. The run need not be finished."""
 
 from typing import NamedTuple
 
@@ -69,7 +69,7 @@ def differences(runs: list[Run]) -> dict[str, dict]:
 
 
 def summary(run: Run, measure: str) -> dict:
-    """Parameters, forward FLOPs per token and, of what was trained, steps, tokens, seconds and training loss (None if
+    """Parameters, forward FLOPs per token, and the steps, tokens, seconds and loss of the training so far (None if
     unknown)."""
     own = costs(run.config.model, run.config.sequence_length)
     losses = curve(run, "train", measure, "step")[-LAST_ROWS:, 1]

@@ -1,7 +1,7 @@
-"""Runs whose configs differ in the seed alone, as one group: what a comparison says about a change, and not about one seed.
+"""Groups of runs that differ only in the seed, so that a comparison is about a change and not about one seed.
 
 The loss of a group is the mean over its runs, with Student's interval over seeds. The difference of two groups has the
-interval and the test of Welch (1947), which needs two seeds of each. With one seed nothing is said about the change.
+interval and the test of Welch (1947), which needs two seeds of each. With one seed there is no verdict on the change.
 """
 
 import math
@@ -29,9 +29,9 @@ def grouped(each: list[Run]) -> list[list[Run]]:
 
 
 def compare(each: list[Run], summaries: dict[str, dict], margin: float) -> list[dict]:
-    """What is known of each group: its runs, seeds and losses, their `mean` (None without one) and `half`, the half width of
-    its interval, and `flops`, those of training relative to the first group (None if unknown). Groups after the first one
-    have the `difference` of means and a `verdict`, with two seeds or more of both also the interval and p. `summaries` has
+    """A dict for each group: its runs, seeds and losses, their `mean` (None without losses), `half`, the half width of the
+    mean's interval, and `flops` of training relative to the first group (None if unknown). Groups after the first one have
+    the `difference` of means and a `verdict`, and with at least two seeds of both groups the interval and p. `summaries` has
     each run's costs and held-out loss."""
     compared: list[dict] = []
     for members in grouped(each):
@@ -59,8 +59,8 @@ def _flops(summary: dict) -> float | None:
 
 
 def _difference(losses: list[float], reference: list[float]) -> dict:
-    """Welch's difference of two means, with its interval and p; without them if there are fewer than two of each, and {} if
-    there are none."""
+    """Welch's difference of two means, with its interval and p if there are at least two losses of each; {} if one of them
+    has no losses."""
     if not losses or not reference:
         return {}
     figures = {"difference": float(np.mean(losses) - np.mean(reference)), "reference": float(np.mean(reference))}

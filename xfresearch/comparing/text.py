@@ -1,4 +1,4 @@
-"""A comparison as text for the terminal: tables, and what they leave open."""
+"""A comparison as text for the terminal: tables and explanations of their figures."""
 
 import math
 

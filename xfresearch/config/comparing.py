@@ -34,8 +34,9 @@ def flat(config) -> dict:
 
 
 def fingerprint(config, without: tuple[str, ...] = (), also: tuple[str, ...] = ()) -> str:
-    """A digest of the options that determine a run's result, without those at the paths `without`, and of those whose paths
-    begin with one of `also`. Options of precision and those of `also` count only if they are not at their defaults."""
+    """A digest of the options that determine a run's result. Options at the paths `without` are left out, and options whose
+    paths begin with one of `also` are added. Options of precision and of `also` count only if they are not at their
+    defaults."""
     described = {
         leaf.path: leaf.value
         for leaf in leaves(config)

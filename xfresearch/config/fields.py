@@ -74,8 +74,8 @@ def option(
     decides: Decides | None = None,
     needs: Needs | None = None,
 ) -> Any:
-    """A field with a single value. `low` and `high` are inclusive bounds, `above` is an exclusive one. By default it
-    decides the same as its group."""
+    """A field with a single value. `low` and `high` are inclusive bounds, `above` is an exclusive one. `decides` is by
+    default that of the group that has the field."""
     metadata = {"doc": doc, "low": low, "high": high, "above": above, "decides": decides, "needs": needs}
     return field(default=default, metadata=metadata)
 
@@ -193,7 +193,7 @@ def change(config: Any, path: str, value: Any, prefix: str = "") -> Any:
 
 
 def with_defaults(config: Any, deciding: Decides) -> Any:
-    """`config` with the defaults of all options that decide this."""
+    """`config` with the defaults of all options that decide `deciding`."""
     for leaf in leaves(config):
         if leaf.decides == deciding and leaf.value != leaf.default:
             config = change(config, leaf.path, leaf.default)

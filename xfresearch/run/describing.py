@@ -31,7 +31,7 @@ def describe() -> str:
 
 def _add(rows: dict, config, prefix: str, kind: str = "", chosen: Choice | None = None, condition: str = "") -> None:
     """Adds a row for each option of a group. `kind`: 'kind=NAME' of the group, or '' for its default. `chosen`: the choice
-    of this kind. `condition`: the one under which the whole group is used."""
+    of this kind. `condition`: under which the whole group is used."""
     hints = typing.get_type_hints(type(config))
     for spec in dataclasses.fields(config):
         value = getattr(config, spec.name)

@@ -1,9 +1,9 @@
 """The keys of a run's config, in a file: a typo is answered before JAX is imported.
 
 The options of a kind stand in the file of its module, which imports JAX and Flax. That takes seconds. So commands look for
-their overrides in a tree of all keys first. An installed package has it in keys.json, which `make docs` writes. The options
-of a checkout may have changed: there the first command that reads a config keeps the tree in the cache, with the digest of
-the sources that it is of. What the tree has is checked again, with the config that the file makes.
+their overrides in a tree of all keys first. An installed package has the tree in keys.json, which `make docs` writes. The
+options of a checkout may have changed: there the first command that reads a config keeps the tree in the cache, with the
+digest of the sources that the tree was made of. Keys that are in the tree are checked again, with the config of the file.
 """
 
 import dataclasses
@@ -24,8 +24,8 @@ SHIPPED = Path(__file__).with_name("keys.json")
 
 
 def check(arguments: list[str]) -> None:
-    """Raises UserError for a config file that does not exist, and for an override whose key no kind and no layout has. It
-    passes what it cannot judge."""
+    """Raises UserError for a config file that does not exist, and for an override whose key no kind and no layout has. Other
+    arguments are left to the parser of the config."""
     file, overrides = split(arguments)
     shipped.require(file)
     tree = kept() or {}
@@ -42,8 +42,8 @@ def _stacks(model: dict) -> list[tuple[str, dict]]:
 
 
 def keep(config) -> None:
-    """Keeps the tree of a config at its defaults, unless the tree of these sources is kept. A cache that cannot be written
-    costs the next typo some seconds, and no more."""
+    """Writes the tree of a config at its defaults to the cache, unless the tree of these sources is there. If the cache
+    cannot be written, the next typo only takes some seconds longer to be answered."""
     if kept() is None:
         with suppress(OSError, UserError):
             _file().parent.mkdir(parents=True, exist_ok=True)

@@ -89,7 +89,8 @@ def _check_data(data: DataConfig) -> None:
 
 
 def _check_objective(config: Config) -> None:
-    """Raises UserError if the model sees what its objective has it predict, or cannot see what it predicts it from."""
+    """Raises UserError if the model sees the tokens that its objective predicts, or cannot see those that they are predicted
+    from."""
     objective, causal = config.data.objective, config.model.causal
     key = "data.objective"
     if config.source_length:  # with an encoder

@@ -1,4 +1,4 @@
-"""The arguments of analyses: one declaration checks those of a call, and makes the flags of the command line."""
+"""The arguments of analyses: one declaration checks the values of a call, and makes the flags of the command line."""
 
 import math
 from argparse import ArgumentTypeError

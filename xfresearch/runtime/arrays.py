@@ -1,4 +1,4 @@
-"""Files of arrays (.npz) that take no more memory than they have bytes: what they hold is not compressed."""
+"""Files of arrays (.npz) without compression, so that reading one takes no more memory than it has bytes."""
 
 import io
 import math

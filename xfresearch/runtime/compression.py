@@ -1,8 +1,8 @@
 """Reads compressed files as streams: gzip, zstandard, bzip2 and xz. Their first bytes tell them apart, not their names.
 
 zstandard is read by pyarrow: the `zstandard` library's stream ends silently where a file was cut. Memory is bounded: a file
-that was made with a window of more than WINDOW is refused. So is one that grows to more than FREE bytes and RATIO times its
-size: no text does, and a small file could fill the memory or the disk.
+that was made with a window of more than WINDOW is refused. A file that grows to more than FREE bytes and to more than RATIO
+times its size is refused, too: no text does, and a small file could fill the memory or the disk.
 """
 
 import bz2

@@ -278,7 +278,7 @@ def shared(value: Any, source: int | None = None) -> Any:
 
 
 def gathered(numbers: list[int]) -> list[list[int]]:
-    """The `numbers` of every process, of which each has as many, in the order of JAX's indices."""
+    """The `numbers` of every process, in the order of JAX's indices. All processes give equally many."""
     if not is_active():
         return [numbers]
     import numpy as np

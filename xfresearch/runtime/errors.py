@@ -57,7 +57,7 @@ def exit_code(error: BaseException) -> int:
 
 
 def disk_errors(error: BaseException) -> set[int]:
-    """The numbers (errno) of the disk's or network's errors that led to `error`: those that may pass, and refusals."""
+    """The numbers (errno) of the errors of a disk or a network that led to `error`, whether they may pass or stay."""
     numbers: set[int] = set()
     for cause in _causes(error):
         number = cause.errno if isinstance(cause, OSError) else None

@@ -180,7 +180,7 @@ def append(path, content: bytes) -> None:
 
 
 def open_lock(path, flags: int = os.O_RDWR | os.O_CREAT) -> int:
-    """A descriptor of a local file to lock, made if there is none. What it holds stays."""
+    """A descriptor of a local file to lock, made if there is none. The content of the file stays."""
     return os.open(path, flags, 0o666)
 
 

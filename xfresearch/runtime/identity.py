@@ -1,6 +1,6 @@
 """What decides the numbers of a run besides its config and its data: source files, settings of JAX, flags of XLA, devices.
 
-A commit does not tell two uncommitted edits from each other, and a copy without .git has none: the files have digests.
+Source files have digests, because a commit does not identify uncommitted edits, and a copy without .git has no commit.
 """
 
 import ast
@@ -31,8 +31,8 @@ HARMLESS_FLAGS = re.compile(
 
 
 def source_digest() -> str:
-    """The SHA-256 of the names and contents of all Python files of this package but its configs, of which a run reads a few
-    (config_files). It is the same in a checkout and in a wheel."""
+    """The SHA-256 of the names and contents of all Python files of this package. Its configs are left out: `config_files`
+    has those that a run reads. It is the same in a checkout and in a wheel."""
     digest = hashlib.sha256()
     for path in sorted(path for path in PACKAGE.rglob("*.py") if not path.is_relative_to(PACKAGE / "configs")):
         content = path.read_bytes()
@@ -41,8 +41,9 @@ def source_digest() -> str:
 
 
 def config_files(file: str) -> dict[str, str]:
-    """{name: SHA-256} of `file`, a config file FILE[:arg] that has been read, and of the user's modules that it imports with
-    a statement, directly or not: not those of Python, of installed packages, and of this one, but its configs."""
+    """{name: SHA-256} of `file`, a config file FILE[:arg] that has been read, and of the modules that it imports with a
+    statement, directly or indirectly. Only modules of the user and configs of this package are listed, not those of Python,
+    of installed packages or of the rest of this one."""
     path = Path(file.split(":")[0])
     files, waiting = {path.name: path.read_bytes()}, [(path.name, "")]
     while waiting:

@@ -27,8 +27,8 @@ def mean_interval(values, confidence: float = 0.95) -> tuple[float, float]:
 
 
 def bootstrap_interval(statistic, *columns, confidence: float = 0.95, resamples: int = 2000) -> tuple[float, float, float]:
-    """The statistic of columns of values, and the ends of its bootstrap interval: percentiles over resampled rows. The seed
-    is fixed. The ends are NaN for fewer than two rows."""
+    """(statistic of columns of values, low, high): the ends of the bootstrap interval are percentiles over resampled rows,
+    with a fixed seed, and NaN for fewer than two rows."""
     columns = tuple(np.asarray(column, np.float64) for column in columns)
     value, count = float(statistic(*columns)), len(columns[0])
     if count < 2 or math.isnan(value):

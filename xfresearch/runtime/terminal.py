@@ -1,5 +1,5 @@
-"""Text on terminals and pages. What others wrote (names, samples, keys, paths, messages) may hold control characters, with
-which a terminal hides or forges lines, or asks for input: `visible` is the one function that makes them visible.
+"""Text on terminals and pages. Text that others wrote (names, samples, keys, paths, messages) may hold control characters,
+with which a terminal hides or forges lines, or asks for input. `visible` is the only function that makes them visible.
 
 Commands write to standard output and standard error through `Filtered`, and pages pass through `visible` as a whole, so no
 print, warning or traceback goes around it. Progress bars move the cursor: `bar` writes past the filter, with titles that are
@@ -30,7 +30,7 @@ def one_line(text: str) -> str:
 
 
 class Filtered:
-    """A text stream whose text is made visible before it reaches `stream`. All else is that of `stream`."""
+    """A text stream that makes control characters visible before they reach `stream`. It has all attributes of `stream`."""
 
     def __init__(self, stream):
         self.stream = stream

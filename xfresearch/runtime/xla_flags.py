@@ -121,8 +121,8 @@ def _is_given(row: Flag) -> bool:
 
 
 def unknown_to_xla(rows: Iterable[Flag]) -> set[str]:
-    """The names of flags that the installed jaxlib does not have. XLA aborts at such a flag, so another process asks it. If
-    that fails otherwise, all are left out."""
+    """The names of flags that the installed jaxlib does not have. XLA aborts at such a flag, so another process tries them.
+    If that process fails for another reason, all names are returned."""
     flags = " ".join(row.text for row in rows)
     if not flags:
         return set()
@@ -135,7 +135,7 @@ def unknown_to_xla(rows: Iterable[Flag]) -> set[str]:
 
 
 def unknown_to_libtpu(rows: Iterable[Flag], library: Path | None = None) -> set[str]:
-    """The names of flags that the installed libtpu does not have: it has the names of its flags as text."""
+    """The names of flags that the installed libtpu does not have: its file contains the names of its flags as text."""
     names = {row.name for row in rows}
     spec = importlib.util.find_spec("libtpu") if names and library is None else None
     library = library or (Path(spec.origin).with_name("libtpu.so") if spec and spec.origin else None)

@@ -21,8 +21,8 @@ def compute_capability(mesh=None) -> tuple[int, ...]:
 
 
 def memory(mesh=None) -> int:
-    """The bytes that JAX may use of one GPU of this process; 0 if it is not known: of other devices, of a machine that is
-    not here, and with several processes, which need one number for all of them."""
+    """The bytes that JAX may use of one GPU of this process. 0 for other devices, for a machine that is not here, and with
+    several processes, whose numbers may differ while all need the same one."""
     device = _device(mesh)
     known = device.platform == "gpu" and isinstance(device, jax.Device) and jax.process_count() == 1
     return (device.memory_stats() or {}).get("bytes_limit", 0) if known else 0

@@ -1,7 +1,7 @@
-"""One thread owns the devices of a process, and nothing else is at work there when a program is executed for the first time.
+"""One thread owns the devices of a process, and no transfer runs while a program is executed for the first time.
 
-At the first execution of a program with cuDNN in it, XLA loads the cuDNN graphs, and cuDNN records ("captures") what the
-stream of the computations gets for a moment. A transfer that begins or ends in that moment is recorded too, and breaks the
+At the first execution of a program with cuDNN in it, XLA loads the cuDNN graphs, and cuDNN records ("captures") for a moment
+all work on the stream of the computations. A transfer that begins or ends in that moment is recorded too, and breaks the
 recording: "cuda_graph_end_capture ... failed with capturing stream has unjoined work". So
 
 - the thread that executes programs also puts arrays on devices and copies them to the host. Other threads, which read

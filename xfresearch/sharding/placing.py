@@ -1,7 +1,7 @@
 """The rows of a batch that this process reads, and the global arrays made from them.
 
-The mesh determines the rows. Processes along `tensor` share rows, and so do processes along `context`, which have
-different positions of them. They read the same rows. A process reads no row that none of its devices holds.
+The mesh determines the rows. Processes along `tensor`, or along `context`, read the same rows: along `context` each holds
+other positions of them. A process reads only rows of which its devices hold a part.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,8 +24,8 @@ def local_rows(sharding: Sharding, shape: tuple[int, int]) -> np.ndarray:
 def place(
     sharding: Sharding, shape: tuple[int, int], rows: Sequence[int] | np.ndarray, batch: dict[str, np.ndarray]
 ) -> dict[str, jax.Array]:
-    """Global arrays with the rows of `shape` and this sharding. `batch` holds the `rows` of them that this process has
-    read, whole: those of a source are of another length."""
+    """Global arrays with the rows of `shape` and this sharding. `batch` has the `rows` that this process has read, of any
+    length: a source may be longer or shorter."""
 
     def shard_of(values: np.ndarray):
         def shard(index):

@@ -1,7 +1,7 @@
-"""Replicas of a state: which devices of a mesh have the same shards of it, and how one that has lost them gets them back.
+"""Replicas of a state: which devices of a mesh hold the same shards, and how a device that lost its shards gets them back.
 
-The shards of parameters and of the optimizer state are along PARAMETER_AXES. Along the other axes of the mesh every device
-has the same ones.
+Parameters and optimizer state are sharded along PARAMETER_AXES. Devices along the other axes of the mesh hold the same
+shards: they are replicas of each other.
 """
 
 import jax
@@ -13,8 +13,8 @@ from xfresearch.sharding.partition import PARAMETER_AXES
 
 
 def is_replicated(mesh: Mesh, machines: list[int]) -> bool:
-    """Whether every shard is on two machines at least: on two slices if there are several, for a slice fails as a whole.
-    `machines` has the number of that of each process."""
+    """Whether every shard is on at least two machines; on two slices if there are several, because a slice fails as a whole.
+    `machines` has the number of each process's machine."""
     slices = [getattr(device, "slice_index", 0) for device in mesh.devices.flat]
     failing = slices if len(set(slices)) > 1 else [machines[device.process_index] for device in mesh.devices.flat]
     return all(len(set(holders)) > 1 for holders in _replicas_and_shards(mesh, np.array(failing)).T)
@@ -27,8 +27,8 @@ def shards_of(mesh: Mesh, process: int) -> set[int]:
 
 
 def sources(mesh: Mesh, processes: set[int]) -> np.ndarray | None:
-    """bool, of the shape of the mesh: whether a device is the one whose shards all others with the same shards get, if the
-    devices of `processes` have theirs. None if some shards are on none of these."""
+    """bool, of the shape of the mesh: for each shard, one device of `processes` whose copy all replicas get. None if a shard
+    is on no device of these processes."""
     held = _replicas_and_shards(mesh, np.array([device.process_index in processes for device in mesh.devices.flat]))
     if not held.any(0).all():
         return None
@@ -38,8 +38,8 @@ def sources(mesh: Mesh, processes: set[int]) -> np.ndarray | None:
 
 
 def sent(mesh: Mesh, tree, chosen: np.ndarray):
-    """A tree of arrays on the mesh, with the shards of the `chosen` devices (of `sources`) on all that have the same shards.
-    Bit for bit: the sum is of integers, because that of numbers turns -0.0 into 0.0. The arrays are donated. Every process
+    """A tree of arrays on the mesh in which all replicas have the shards of the `chosen` devices (`sources`), bit for bit:
+    they are sent as a sum of integers, because a sum of numbers turns -0.0 into 0.0. The arrays are donated. Every process
     calls this."""
     leaves = jax.tree.leaves(tree)
     everywhere = PartitionSpec(*mesh.axis_names)
