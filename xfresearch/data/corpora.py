@@ -46,8 +46,8 @@ def open_split(corpus: str, split: str, data: DataConfig) -> "Corpus":
 
 
 def open_corpus(corpus: str, data: DataConfig) -> "Corpus":
-    """The corpus, with `.splits`, `.identity()`, `.documents(split)` and `.n_bytes(split)`, an estimate of its size. One of
-    pairs has `.pairs(split)` too."""
+    """The corpus, with `.splits`, `.identity()`, `.documents(split)` and `.n_bytes(split)`, an estimate of the split's size.
+    A corpus of pairs has `.pairs(split)` too."""
     if data.objective.kind == "seq2seq":
         return open_pairs(corpus, data)
     name, path = _parse(corpus)

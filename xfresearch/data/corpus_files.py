@@ -10,10 +10,10 @@ from xfresearch.runtime.compression import SUFFIXES
 from xfresearch.runtime.errors import UserError
 from xfresearch.runtime.formats import BROKEN, PROSE, WHAT, FileFormat, refused, sniff, suffix_of
 
-# What a directory is searched for. Of .json, files of rows are taken; others describe a data set, or configure a program.
+# The files that a directory is searched for. A .json file counts if it has rows; others describe a data set or a program.
 TEXT_SUFFIXES = (".txt", ".text", ".tokens", *PROSE)
 ROW_SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet", ".arrow")
-READER = 3  # grows when other documents are read from the same files: caches of them are made again
+READER = 3  # increased when the reader finds other documents in the same files, so that caches are made again
 PIECE = 1 << 20  # bytes of a document of a text that is longer than LONGEST
 READABLE = "a corpus must be text, JSON lines, a JSON array, CSV, TSV, parquet or arrow"
 
@@ -81,8 +81,8 @@ def read_documents(path: Path, field: str) -> Iterator[bytes]:
 
 
 def _texts(path: Path, file_format: FileFormat) -> Iterator[bytes]:
-    """The whole of a text. One of more than LONGEST bytes is read in documents of about PIECE bytes, cut at line ends, or
-    between characters where there are none: it need not fit in memory."""
+    """A text as one document. A text of more than LONGEST bytes, which may not fit in memory, becomes documents of about
+    PIECE bytes, cut at line ends, or between characters where there are no line ends."""
     with utf8(path, file_format) as file:
         text = file.read(LONGEST)
         more = file.read(PIECE)

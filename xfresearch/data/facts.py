@@ -6,7 +6,7 @@ an object with `name`, `prompt_templates`, `prompt_templates_zs` and `samples`.
 
 Most sentences of the train split name a second subject, so that only grammar tells which one is meant; and lists give the
 objects of a subject in random order, right after it. A model trained on them recalls facts at the subject, as GPT-2 XL does
-(Meng et al. 2022). One trained without them recalled facts at the last token: docs/questions/where_is_a_fact.md.
+(Meng et al. 2022). A model trained without them recalled facts at the last token: docs/questions/where_is_a_fact.md.
 
 Of each fact some paraphrases are held out: they are the validation split. Other facts of the relation are stated with the
 same templates in the train split, so a model that knows the fact and the relation can complete them.
@@ -69,8 +69,8 @@ def neighbours(known: Sequence[Fact], fact: Fact) -> list[Fact]:
 def consequences(known: Sequence[Fact], fact: Fact, new: str) -> list[Fact]:
     """The facts that follow by CHAINS if the object of `fact` becomes `new`, with their new objects.
 
-    Only facts of `known` are returned: the subject's own if the relation is the first of a chain, those of all subjects that
-    the chain leads through `fact` if it is the second."""
+    Only facts of `known` are returned. If the relation of `fact` is the first of a chain, they are facts of its subject; if
+    it is the second, they are facts of all subjects whose chain leads through `fact`."""
     objects = {(each.relation, each.subject): each.object for each in known}
     prompts = []
     for first, second, third in CHAINS:
@@ -91,8 +91,8 @@ def sentence(prompt: str, object_: str) -> str:
 
 
 class FactSentences:
-    """Facts in sentences, a handful to a document, one on a line. The train split has each fact with all its prompts, PASSES
-    times in other documents, and LISTS; the validation split has the held-out paraphrases once, as they are."""
+    """Facts in sentences, one on a line, a handful to a document. The train split has each fact with all its prompts, PASSES
+    times in different documents, and LISTS; the validation split has the held-out paraphrases once, unchanged."""
 
     splits = ("train", "validation")
     one_stream = False
@@ -170,7 +170,7 @@ def _generated() -> list[Fact]:
 
 
 def _people(rng: random.Random) -> list[str]:
-    """Names of people. A first name is that of many people, a last name that of a few: a name needs both."""
+    """Names of people. Many people share a first name, a few share a last name: only both together name one person."""
     last = rng.sample(WORDS["last_names"], len(WORDS["last_names"]))
     first = WORDS["first_names"]
     return [f"{first[(n + n // len(last)) % len(first)]} {last[n % len(last)]}" for n in range(PEOPLE)]
@@ -209,8 +209,8 @@ def _read(source: str) -> list[Fact]:
 
 
 def _relation(file: Path) -> tuple[str, list[str], list[tuple[str, str]]]:
-    """Name, templates and (subject, object) pairs of a file. A subject with several objects is left out: which of them a
-    model should say is not known."""
+    """Name, templates and (subject, object) pairs of a file. A subject with several objects is left out, because it is not
+    known which object a model should say."""
     try:
         content = file.read_bytes()
         check_utf8(content, file)

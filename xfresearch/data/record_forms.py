@@ -1,4 +1,4 @@
-"""The published forms of records of facts, and ours: which one an object of a file has, and what it says.
+"""The published forms of records of facts, and ours: finds the form of a JSON object, and reads its fields.
 
     ours         the fields of Record; a request of an edit may have a relation instead of a prompt
     CounterFact  of ROME (requested_rewrite, paraphrase_prompts, neighborhood_prompts), or one prompt of each kind, as
@@ -138,7 +138,7 @@ def _zsre(row: Node) -> list[dict]:
 
 
 def _knowedit(row: Node) -> list[dict]:
-    """Aliases of the subject are paraphrases; other questions of portability are about facts that follow."""
+    """Questions of portability about an alias of the subject are paraphrases; the others are about facts that follow."""
     names = ("concept", "text", "labels") if "labels" in row else ("subject", "prompt", "target_new")
     fields = {field: row[name].text() for field, name in zip(("subject", "prompt", "target_new"), names, strict=True)}
     fields["prompt"] = fields["prompt"].rstrip()  # WikiBio's ends with a space

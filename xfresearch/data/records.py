@@ -46,8 +46,8 @@ def records(source: str) -> list[Record]:
 
 
 def record_of(fact: Fact, known: Sequence[Fact], new: str = "") -> Record:
-    """The fact with its first prompt; its other prompts as paraphrases, those held out first; and its neighbours. With the
-    object `new` after an edit: what follows from it, and the sentences of other subjects with this object."""
+    """The fact with its first prompt, its other prompts as paraphrases (the held-out ones first), and its neighbours. With
+    `new`, the object after an edit, also the facts that follow from the edit, and sentences of other subjects with `new`."""
     first = fact.prompts[0]
     start = subject_in(first, fact.subject)
     start = first.find(fact.subject) if start < 0 else start  # a template may lengthen the subject
@@ -64,7 +64,7 @@ def record_of(fact: Fact, known: Sequence[Fact], new: str = "") -> Record:
 
 
 def read_records(path) -> list[Record]:
-    """The records of a file. Raises UserError, in one line with the number of the record, for what is not one."""
+    """The records of a file. Raises UserError with the number of the record for anything that is not a record."""
     path = epath.Path(path).expanduser()
     if not exists(path):
         raise UserError(f"{path} does not exist: it must be a JSON file of records")

@@ -1,8 +1,8 @@
 """The rows of files of records: JSON lines, a JSON array, CSV, TSV, parquet, arrow. They are read as streams.
 
-A reader yields where a row stands, for messages, and the row: a JSON value, or {column: value}. It is given the fields
-that will be read, and the option that names them, for messages. Of parquet and arrow, only these columns are read. Raises
-UserError for a damaged file, with the line or the number of the row.
+A reader yields (place of the row, for messages; the row, which is a JSON value or {column: value}). Its arguments are the
+fields that will be read, and the option that names them, for messages. Other columns of parquet and arrow are not read.
+Raises UserError for a damaged file, with the line or the number of the row.
 """
 
 import codecs
@@ -119,7 +119,7 @@ def json_array(path, file_format: FileFormat, *fields: str, option: str = "") ->
 
 
 class _Array:
-    """Parses a JSON array from a stream. What was read and is not yet parsed is text[at:]; text[at] is on `line`."""
+    """Parses a JSON array from a stream. text[at:] was read and is not parsed yet; text[at] is on `line`."""
 
     def __init__(self, stream: BinaryIO, path):
         self.stream = stream
@@ -162,7 +162,7 @@ class _Array:
             self._read(left)  # as much again: what is parsed from its beginning stays linear in all
 
     def _next(self) -> str:
-        """The next character that is no space, which is then the first one of what is left; '' at the end."""
+        """Moves to the next character that is no space, and returns it; '' at the end."""
         while True:
             spaces = _SPACES.match(self.text, self.at)
             assert spaces, "it matches no space, too"
@@ -196,8 +196,8 @@ class _Array:
 def table(path, file_format: FileFormat, *fields: str, option: str = TEXT_FIELD) -> Iterator[tuple[str, object]]:
     """The rows of a CSV or TSV file. The first one names the columns; every row must have as many values.
 
-    Fields that are numbers are columns from 1 on of a file without names. In such a TSV a quotation mark is text: sentences
-    and their translations are published in this form.
+    If fields are numbers, the file has no line of names, and columns are numbered from 1. In such a TSV a quotation mark is
+    text: sentences and their translations are published in this form.
     """
     dialect = csv.excel if file_format.kind == "csv" else csv.excel_tab
     numbered = all(field.isdecimal() for field in fields)

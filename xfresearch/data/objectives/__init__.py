@@ -1,8 +1,8 @@
 """Objectives that change what a model sees of a text: data.objective.kind other than 'next' and 'seq2seq'.
 
-An objective makes a batch of rows of a packed text (packed.py). What it draws for a row depends on a number alone: in
-training on the seed of the run and the place of the row among all rows of the run, so that every epoch draws anew, and in an
-evaluation on the row's index, so that held-out rows are always the same.
+An objective makes a batch of rows of a packed text (packed.py). Its random choices for a row depend on one number. In
+training this is made of the seed of the run and the place of the row among all rows of the run, so that every epoch draws
+anew; in an evaluation it is the row's index, so that held-out rows are always the same.
 """
 
 from collections.abc import Sequence

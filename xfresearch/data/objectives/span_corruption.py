@@ -40,8 +40,8 @@ class Noise(NamedTuple):
 
 
 def raw_length(source_length: int, density: float, mean_span: float) -> int:
-    """The largest number of tokens whose source, with its end, has at most `source_length`. With a density of 0.5, one
-    fewer if the target is longer than the source, as in T5's code."""
+    """The largest number of tokens T whose source, with its end, has at most `source_length` tokens. With a density of 0.5
+    it is one fewer if the target is longer than the source, as in T5's code."""
     length = source_length - 1
     while _lengths(length + 1, density, mean_span)[0] <= source_length:
         length += 1

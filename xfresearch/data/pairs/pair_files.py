@@ -18,8 +18,8 @@ NAMES |= {"test": "test"}
 
 
 class PairFiles:
-    """Pairs of local files. If files are named train, and dev, valid or validation, these are the splits, and test too.
-    Otherwise a pair is in the split that the hash of its source decides, so equal sources are in the same one."""
+    """Pairs of local files. Files that are named train, dev (or valid, validation) and test are these splits, if there is a
+    train and a validation file. Otherwise the hash of a source decides its pair's split, so equal sources share a split."""
 
     def __init__(self, path: str, source: str, target: str, tasks: tuple[str, ...] = ()):
         try:

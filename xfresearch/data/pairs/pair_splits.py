@@ -39,8 +39,8 @@ def texts_of(corpus: str, split: str, data: DataConfig) -> PairFiles | PairTask:
 
 
 def encode(tokenizer: Tokenizer, pair: tuple[bytes, bytes]) -> Pair:
-    """The ids of a source and of a target, which end with end_of_text. Those of a tokenizer with begin_of_text begin with
-    it, unless it is what the decoder starts from."""
+    """The ids of a source and of a target. Both end with end_of_text, and begin with begin_of_text if the tokenizer has it
+    and the decoder does not start from it."""
     source, target = (tokenizer.encode(text).tolist() for text in pair)
     begin, end = [] if tokenizer.begin_of_text is None else [tokenizer.begin_of_text], [tokenizer.end_of_text]
     own = [] if begin == [tokenizer.decoder_start] else begin

@@ -16,7 +16,7 @@ from xfresearch.data.text_sources import SPLITS, split_of
 from xfresearch.runtime.errors import UserError, require
 
 SAMPLE = 2000  # pairs that a tokenizer is trained on
-TRIES = 10_000  # draws of a pair in a split, of which one in 20 sources is
+TRIES = 10_000  # draws in search of a pair of a split; one in 20 sources is in a held-out split
 
 
 @dataclass(frozen=True)

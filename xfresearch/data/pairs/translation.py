@@ -1,4 +1,4 @@
-"""`translation`: sentences of English words, and the same in an invented language, by a grammar. One translation is right.
+"""`translation`: sentences of English words and their translations into an invented language. Each has exactly one.
 
     today the old dogs did not follow a small boat in my garden
     fosami bazeson don niradu ma tegur dako zonori uir denel sebosbaki ne

@@ -112,8 +112,8 @@ def _graph(rng: random.Random, names: Sequence[Word]) -> Parents:
 
 
 def _order(rng: random.Random, parents: Parents, query: Word) -> list[Word]:
-    """The nodes on which `query` depends and itself, each after its parents. It is drawn from its end: each node is one of
-    those whose children are all placed."""
+    """`query` and the nodes on which it depends, each after its parents. The order is drawn from the end: the next node is
+    one of those whose children are all placed."""
     children = dict.fromkeys(_reached(parents, query), 0)
     for node in children:
         for parent in parents[node]:

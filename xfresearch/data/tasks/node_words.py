@@ -9,8 +9,8 @@ Word = tuple[int, ...]
 
 
 def words(rng: random.Random, count: int, symbols: int, shortest: int, longest: int) -> list[Word]:
-    """Different words in random order. A word is of tokens 1 to `symbols`, and `symbols` more at its last one, so that its
-    end shows. Its length is uniform; a word that was drawn before is drawn again, and so is its length."""
+    """Different words in random order. A word has tokens from 1 to `symbols`; its last token is larger by `symbols`, which
+    marks the end. Its length is uniform. If a word was drawn before, it is drawn again, with a new length."""
     drawn: dict[Word, None] = {}
     while len(drawn) < count:
         *start, end = (rng.randint(1, symbols) for _ in range(rng.randint(shortest, longest)))
@@ -19,7 +19,7 @@ def words(rng: random.Random, count: int, symbols: int, shortest: int, longest: 
 
 
 def require_words(name: str, count: int, symbols: int, shortest: int, longest: int) -> None:
-    """Raises UserError unless there are twice as many words of these lengths as are drawn: drawing the last ones would take
+    """Raises UserError unless at least twice as many words exist as are drawn: otherwise drawing the last ones takes
     long."""
     require(shortest <= longest, f"data.corpus: {name}.longest_word", longest, f"at least shortest_word={shortest}")
     known = sum(symbols**length for length in range(shortest, longest + 1))

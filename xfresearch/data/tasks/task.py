@@ -41,8 +41,8 @@ def one_label_each(tokens_BL: np.ndarray, targets_BL: np.ndarray) -> Examples:
 
 
 class Labelled:
-    """A labelled data set with its options. Tokens and labels are less than `vocab_size`. What it returns must depend on
-    the options and the arguments alone, because every process of a run calls it, and so does every one that resumes it."""
+    """A labelled data set with its options. Tokens and labels are less than `vocab_size`. Its methods must depend only on
+    the options and the arguments, because every process of a run, and of a run that resumes, calls them."""
 
     splits: tuple[str, ...] = SPLITS
 

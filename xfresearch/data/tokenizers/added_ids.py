@@ -28,8 +28,8 @@ def mask_id(tokenizer: Tokenizer) -> int:
 
 
 def sentinels(objective: Any, tokenizer: Tokenizer) -> np.ndarray:
-    """The ids of the sentinels: the tokenizer's own <extra_id_0>, <extra_id_1>, ..., or those after its last id, of which
-    the last one is the first sentinel, as in T5."""
+    """The ids of the sentinels: the tokenizer's own <extra_id_0>, <extra_id_1>, ..., or new ids after its last one, the
+    highest for the first sentinel, as in T5."""
     own: list[int] = []
     while (name := SENTINEL.format(len(own))) in tokenizer.special_tokens:
         own.append(tokenizer.special_tokens[name])

@@ -127,8 +127,8 @@ def _byte_characters() -> dict[int, str]:
 
 
 def _lossless(values: dict, kind: str, byte_level: bool) -> str:
-    """`Tokenizer.lossless` of a tokenizer.json with all 256 bytes and a model of this kind. '' unless every step is known
-    to be lossless."""
+    """`Tokenizer.lossless` of a tokenizer.json with all 256 bytes and a model of this kind; '' unless every step is known to
+    keep all text."""
     model = values["model"]
     steps = [*_parts(values.get("normalizer")), *_parts(values.get("pre_tokenizer"))]
     subwords = model.get("continuing_subword_prefix") or model.get("end_of_word_suffix")
