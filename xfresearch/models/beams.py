@@ -1,10 +1,10 @@
-"""Beam search: the most likely continuation that a search over `beams` of them finds, by its score
+"""Beam search: keeps the `beams` best continuations of a prompt at each step, and returns the best one by its score
 
-    score = (sum of log p of its tokens, that of the stop included) / (their number)^length_penalty
+    score = (sum of log p of the tokens, the stop included) / (number of tokens)^length_penalty
 
-as `transformers` counts (Wu et al. 2016, eq. 14, have another penalty). A prompt is done when it has `beams` continuations
-that have ended, and none that goes on has a better score at its present length. Rows of the decoding state are beams: a step
-gathers those that go on, with their caches, and the host keeps the texts.
+as `transformers` computes it (Wu et al. 2016, eq. 14, have another penalty). A prompt is done when `beams` continuations
+have ended and no other one has a better score at its present length. Rows of the decoding state are beams: a step gathers
+the beams that go on, with their caches, and the host keeps the texts.
 """
 
 from collections.abc import Sequence
@@ -65,8 +65,8 @@ def search(
 class _Search:
     """The search for one prompt.
 
-    scores_K: sums of log p of the beams that go on; -inf for one that does not exist. from_K: the beams that they continue.
-    texts: their tokens. ended: the best that have ended, best first.
+    scores_K: sums of log p of the beams that go on; -inf for a beam that does not exist. from_K: the previous beams that
+    they continue. texts: the tokens of the beams. ended: the best continuations that have ended, best first.
     """
 
     def __init__(self, how: Beams, stops: tuple[int, ...]):
@@ -106,8 +106,8 @@ class _Search:
 
 @partial(jax.jit, static_argnums=(0, 1, 2))
 def _candidates(K: int, stops: int, vocab_size: int, logits_BV: jax.Array, scores_B: jax.Array) -> tuple[jax.Array, ...]:
-    """Sums of log p, beams and tokens [prompts, C] of the best continuations of each prompt: so many that K of them do not
-    end in a stop."""
+    """Sums of log p, beams and tokens [prompts, C] of the C best continuations of each prompt. C is so large that at least K
+    of them do not end in a stop."""
     log_p_BV = jax.nn.log_softmax(logits_BV[:, :vocab_size], -1) + scores_B[:, None]
     log_p_PX = log_p_BV.reshape(-1, K * vocab_size)
     values_PC, choices_PC = jax.lax.top_k(log_p_PX, min((1 + max(stops, 1)) * K, K * vocab_size))

@@ -23,7 +23,7 @@ from xfresearch.models.stream import Stream
 
 
 def places(around: Place, depth: int, block: BlockConfig) -> Iterator[tuple[Branch, Place]]:
-    """Each sublayer of a block, and its place. `around` is the place that all blocks of the model have in common."""
+    """(branch, place) of each sublayer of a block. `around` has the settings that all places of the model share."""
     layout = LAYOUTS[block.layout]
     width = around.width
     for branch, options in zip(layout.branches, block.sublayers.values(), strict=True):
@@ -98,7 +98,7 @@ class Block(nnx.Module):
         return x_BLD if norm is None else norm(x_BLD)
 
     def init_cache(self, batch: int, length: int, ctx: Context | None = None) -> dict:
-        """Empty caches, but for what is of the source of `ctx`."""
+        """Caches by sublayer, empty except for the keys and values of the source of `ctx`."""
         caches = {each.name: getattr(self, each.name).init_cache(batch, length) for each in self.layout.branches}
         if ctx is None or ctx.source is None:
             return caches

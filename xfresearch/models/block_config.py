@@ -108,8 +108,8 @@ BLOCKS = {name: _class_of(name, layout) for name, layout in LAYOUTS.items()}
 
 
 def check_norms(block: BlockConfig, elsewhere: tuple[str, ...], key: str) -> None:
-    """Raises UserError if an option of norms is set that no norm reads. `elsewhere` are the kinds of the norms outside
-    the blocks that use this block's options."""
+    """Raises UserError if an option of norms is set that no norm reads. `elsewhere` are the kinds of norms outside the
+    blocks that take their options from this block."""
     layout = LAYOUTS[block.layout]
     specs = [block.norm_at(site) for site in layout.sites]
     inner = [kind for options in block.sublayers.values() for kind in options.norm_kinds]

@@ -18,18 +18,18 @@ class Aux(NamedTuple):
     losses: dict = {}  # {name: [B]}, added to the loss
     statistics: dict = {}  # {name: [B, ...]}, for metrics only
     carried: dict = {}  # new values of the stream by name (stream.py), for the sublayers and layers after this one
-    captures: dict = {}  # of a whole layer: what its taps record, {site: value}
+    captures: dict = {}  # of a whole layer: the recorded values of its taps, {site: value}
 
     def __or__(self, other: "Aux") -> "Aux":
         return Aux(*(mine | theirs for mine, theirs in zip(self, other, strict=True)))
 
 
 class Source(NamedTuple):
-    """What cross-attention reads: the tokens of another sequence, and then their encoding.
+    """The source of cross-attention: the tokens of another sequence, and later their encoding.
 
-    segments_BS: ids as those of the decoder's tokens, 0 for padding; None for one document, number 1, without padding.
-    positions_BS: position of each token in its own document; None for 0, 1, ...
-    x_BSW: the encoding, of the encoder's width W; None before the encoder has run.
+    segments_BS: ids that match those of the decoder's tokens, 0 for padding; None for one document, number 1, without
+    padding. positions_BS: position of each token in its own document; None for 0, 1, ... x_BSW: the encoding, of the
+    encoder's width W; None before the encoder has run.
     """
 
     tokens_BS: Any
@@ -96,7 +96,7 @@ class Context:
         return self.taps(self._site(name), value) if self.taps else value
 
     def wants(self, *names: str) -> bool:
-        """Whether one of these values is recorded or changed. For values that are not computed otherwise."""
+        """Whether one of these values is recorded or changed: some are only computed then."""
         return self.taps is not None and any(self.taps.wants(self._site(name)) for name in names)
 
     def changes(self, name: str) -> bool:

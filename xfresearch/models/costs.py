@@ -12,8 +12,8 @@ class Costs:
     """Costs of a model or of a part of it.
 
     active_parameters: without the experts that a token does not use.
-    flops_per_token: of the forward pass, at `sequence_length`. It includes the share of a token in the FLOPs of an encoder,
-    and of the keys and values that cross-attention computes once; then it may be a fraction.
+    flops_per_token: of the forward pass, at `sequence_length`. With an encoder it may be a fraction, because it includes a
+    token's share of the FLOPs of the encoder, and of the keys and values that cross-attention computes once.
     cache_bytes_per_token: for each additional token of context.
     """
 

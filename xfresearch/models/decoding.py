@@ -5,9 +5,9 @@ cache. Padding is segment 0, to which no token of a prompt attends. Positions co
 A jitted call generates up to CHUNK tokens. The cache is donated to it, and the host only sees chunks. The cache also
 holds the slots in the form that attention reads, so that a step never reads their parameters.
 
-A step of a small batch takes as long as reading the parameters. So where layers are unrolled, `generate` first takes them
-apart, into copies that live as long as it does: a step that reads stacks would copy each layer out of them. Each layer has
-its own cache then, which a step changes in place.
+A step of a small batch takes as long as reading the parameters. A step that reads stacks would also copy each layer out of
+them. So if layers are unrolled, `generate` first takes them apart, into copies that it keeps until it ends. Each layer then
+has its own cache, which a step changes in place.
 
 The output of a prompt does not depend on the other prompts: its random keys are made from the seed, the prompt, the
 number of equal prompts before it, and the number of the token.
@@ -92,8 +92,8 @@ def pad_left(prompts: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def row_keys(prompts: Sequence[Sequence[int]], seed: int | Sequence[int]) -> jax.Array:
-    """A random key for each prompt [B]. It does not depend on the other prompts, but copies with one seed have different
-    keys."""
+    """A random key for each prompt [B]. It does not depend on the other prompts, except that equal prompts with the same
+    seed get different keys."""
     seen: Counter = Counter()
     numbers = []
     seeds_B = np.broadcast_to(seed, len(prompts)).astype(np.uint32)
@@ -120,7 +120,7 @@ def shard_row(mesh, x) -> jax.Array:
 
 
 def for_steps(model: ModelConfig, params: dict, mesh=None) -> dict:
-    """The parameters for passes over one position: with the layers apart, where layers are unrolled and a copy fits."""
+    """The parameters for passes over one position: with the layers apart if layers are unrolled and a copy fits."""
     apart = fast_layers(model.depth, mesh).name == "unroll" and has_room(params, mesh)
     return taken_apart(model, params) if apart else params
 
@@ -146,7 +146,7 @@ def taken_apart(model: ModelConfig, params: dict) -> dict:
 def prefill(
     model: ModelConfig, length: int, params, tokens_BP, segments_BP, keys_B, mesh=None, taps=NO_TAPS, source=None
 ) -> dict:
-    """The decoding state after the prompts, with caches for `length` tokens per row, and of the source in full."""
+    """The decoding state after the prompts. Its caches have room for `length` tokens per row, and hold the whole source."""
     B, P = tokens_BP.shape
     lm = transformer.bind(model, params)
     positions_BP = jnp.maximum(jnp.cumsum(segments_BP, 1) - 1, 0)

@@ -27,7 +27,7 @@ NAME = ENCODER  # in model.stacks, in the parameters and in the names of taps
 
 @dataclass(frozen=True)
 class EncoderConfig(EmbeddingOptions, StackOptions):
-    """The options of an encoder. Those of the numbers are the model's."""
+    """The options of an encoder. Initial values and dtypes (NumberOptions) are those of the model."""
 
     width: int = option(0, "width W of the encoder's stream; 0 for model.width", low=0)
     max_length: int = option(0, "length of a source that positions and costs are for; 0 for source_length", low=0)
@@ -54,7 +54,7 @@ class EncoderStack(EncoderConfig, TokenStackConfig):
 
 
 def encoder_of(decoder: TokenStackConfig, options: EncoderConfig, vocab_size: int) -> EncoderStack:
-    """The encoder with these options beside a decoder, whose numbers it has."""
+    """The encoder with these options beside a decoder, whose initial values and dtypes it shares."""
     numbers = {each.name: getattr(decoder, each.name) for each in fields(stack.NumberOptions)}
     given = {each.name: getattr(options, each.name) for each in fields(EncoderConfig)}
     return EncoderStack(**given | numbers | {"width": options.width or decoder.width}, vocab_size=vocab_size)
@@ -98,7 +98,7 @@ class Encoder(TokenStack):
 
 
 def _named(of_blocks: Pass, outside: dict) -> Pass:
-    """The results with the names that they have outside of the encoder."""
+    """The results of the encoder, under the names that they have in the whole model."""
     statistics = {f"{NAME}/{name}": values for name, values in of_blocks.statistics.items()}
     captures = {f"{NAME}/{name}": values for name, values in of_blocks.captures.items()}
     return of_blocks._replace(statistics=statistics, captures=captures | {f"{NAME}/": outside})

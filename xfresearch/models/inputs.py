@@ -86,8 +86,8 @@ def types_of(model: ModelConfig, token_types_BL, tokens_BL):
 
 
 def prompt_ids(model: ModelConfig, tokenizer, given) -> tuple[list[list[int]], bool]:
-    """The tokens of each prompt, and whether `given` is a single one: a text, or the ids of one. Several prompts are a
-    list of texts or of lists of ids. Ids are taken as they are; an empty prompt starts a new text.
+    """The tokens of each prompt, and whether `given` is a single prompt: a text, or a list of ids. Several prompts are a
+    list of texts or of lists of ids. Ids stay as they are; an empty prompt starts a new text.
 
     Raises UserError for anything else, and for ids beyond the vocabulary."""
     given = given.tolist() if isinstance(given, np.ndarray | jax.Array) else given

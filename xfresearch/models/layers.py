@@ -1,8 +1,8 @@
 """Maps the layers of a model to stacks of parameters.
 
-A model is a list of segments. Each segment repeats a pattern of blocks. The layers of one place in a pattern form a
-stack: each of their parameters is one array with the dimension N in front, under one name in params["blocks"]. This is
-the only file that maps the number of a layer to its stack and its index in the stack.
+A model is a list of segments. Each segment repeats a pattern of blocks. All layers of a segment at one position of its
+pattern form a stack, with one name in params["blocks"]: each of their parameters is one array with the dimension N in front.
+This is the only file that maps the number of a layer to its stack and its index in the stack.
 """
 
 from collections import Counter
@@ -15,7 +15,7 @@ from xfresearch.runtime.errors import UserError
 
 
 class StackPlace(NamedTuple):
-    """A stack of layers: one place in the pattern of a segment."""
+    """A stack of layers: one position in the pattern of a segment."""
 
     name: str  # in params["blocks"]
     block: str  # key of its options in model.blocks
@@ -101,10 +101,10 @@ def put_leaf(model, params: dict, number: int, path: tuple[str, ...], value) -> 
 
 
 def apart(model, params: dict) -> dict:
-    """`params` with the layers of each stack apart: {number in the stack: its parameters}. These are copies of the arrays.
+    """`params` with each stack as a dict of layers {index in the stack: parameters}. The arrays are copies.
 
-    A program that reads the stacks copies each layer out of them before its products. One that runs many times, such as
-    the decoding of a token, is given copies.
+    A program that reads stacks copies each layer out of them before its matrix products. A program that runs many times,
+    such as the decoding of a token, gets these copies instead.
     """
     blocks = {place.name: unstack(params["blocks"][place.name], place.repeats) for place in stacks(model)}
     return params | {"blocks": {name: dict(enumerate(each)) for name, each in blocks.items()}}
@@ -121,10 +121,10 @@ def stack(trees: list):
 
 
 def unstack(tree, count: int) -> list:
-    """A list of `count` trees, one for each layer, from a tree whose arrays have the dimension N in front.
+    """The inverse of `stack`: a list of the `count` trees of the layers, from a tree whose arrays have N = count in front.
 
-    The gradient of each array is made by stacking the gradients of its layers, once. Without the rule below JAX would make,
-    for each layer, an array of all layers that is 0 but in this one, and would add them up.
+    The backward pass stacks the gradients of the layers, once for each array. Without the rule below JAX would make an array
+    of the whole stack for the gradient of every layer, with zeros for all other layers, and add these arrays up.
     """
     leaves, structure = jax.tree.flatten(tree)
     pieces = [_unstack(leaf, count) for leaf in leaves]

@@ -3,8 +3,8 @@
     q = x W_Q + b_Q        h = x W_up + b        y = h W_down + c        f(x k^T + b) v
 
 A matrix that reads the letter D reads the sublayer's input, and one that writes D writes a term of its output
-(sharding/letters.py). So a kind says this where it makes its parameters, and conversions, analyses and edits ask here
-instead of knowing names. Inner values that have no matrix are in `identities` of the options.
+(sharding/letters.py). A kind declares these letters where it makes its parameters, so that conversions, analyses and edits
+need no names of parameters. Inner values that have no matrix are in `identities` of the options.
 """
 
 from collections.abc import Mapping
@@ -30,7 +30,7 @@ class LinearTerm(NamedTuple):
         return self._replace(kernel=f"{sublayer}/{self.kernel}", bias=self.bias and f"{sublayer}/{self.bias}")
 
     def matrix(self, params: Mapping):
-        """What multiplies the stream, of the parameters of a sublayer, {path: array}."""
+        """The matrix that multiplies the stream, from the parameters {path: array} of a sublayer."""
         kernel, of = params[self.kernel], self.kernel.rpartition("/")[0]
         if f"{of}/identity_gain" not in params:
             return kernel

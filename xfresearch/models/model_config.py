@@ -48,7 +48,7 @@ class ModelConfig(TokenStackConfig):
 
     @property
     def head_factor(self) -> float:
-        """What the output head multiplies the final hidden states by."""
+        """The factor of the final hidden states in the output head."""
         return self.width**-0.5 if self.head_scale == "inverse_sqrt_width" else 1.0
 
     @property
@@ -57,7 +57,7 @@ class ModelConfig(TokenStackConfig):
 
     @property
     def all_stacks(self) -> list[TokenStackConfig]:
-        """Its stacks in the order of computation: the encoder, if there is one, and itself."""
+        """The stacks of the model in the order of computation: the encoder, if there is one, then the model itself."""
         return [self.encoder, self] if self.encoder else [self]
 
     @property
@@ -69,7 +69,7 @@ class ModelConfig(TokenStackConfig):
         return self.encoder.max_length if self.encoder else 0
 
     def sublayers(self, role: str = "", has: str = "", layer: int | None = None) -> list[Sublayer]:
-        """As for any stack; the encoder's come first. A `layer` is the decoder's."""
+        """The sublayers of StackConfig.sublayers, those of the encoder first. `layer` is a number of the decoder's."""
         own = super().sublayers(role, has, layer)
         return self.encoder.sublayers(role, has) + own if self.encoder and layer is None else own
 
@@ -96,12 +96,12 @@ def resolve_model(model: ModelConfig) -> ModelConfig:
 
 
 def second_stack(model: ModelConfig) -> str:
-    """Why what reads a single stack does not read this model; '' if it has one."""
+    """Why code that supports only a single stack refuses this model; '' if it has one stack."""
     return "it has an encoder (model.stacks), and this is for models of a single stack" if model.encoder else ""
 
 
 DTYPES = ("float32", "bfloat16", "float64")
-LIMITS = "the model's position table or the capacity of its experts"  # what sets the longest sequence, for errors
+LIMITS = "the model's position table or the capacity of its experts"  # limits of the longest sequence, for errors
 
 
 def longest_sequence(model: ModelConfig) -> int:

@@ -138,9 +138,8 @@ class Norm(nnx.Module):
         return self._affine(y).astype(x.dtype)
 
     def frozen(self, x, at):
-        """The norm as a linear map: of x, without the constant part, with the factors that the norm has at the value `at`,
-        both [..., D]. So the norm of `at` is frozen(at, at) + constant(), and the parts of a sum can be followed through
-        it."""
+        """The norm as a linear map of x [..., D], with the factors that it has at the value `at` [..., D], and without its
+        constant part: norm(at) = frozen(at, at) + constant(). So the terms of a sum can be followed through the norm."""
         at, x = (value.astype(wide_dtype(x)) for value in (at, x))
         kind, epsilon = self.spec.kind, self.spec.epsilon
         if kind == "dyt":
@@ -156,7 +155,7 @@ class Norm(nnx.Module):
         return self._gained(x)
 
     def constant(self):
-        """What the norm adds to its linear map: the bias, and for derf gain * erf(shift). None if it adds nothing."""
+        """The term beside the linear map: the bias, and for derf gain * erf(shift). None if there is none."""
         bias = None if self.bias is None else self.bias[...]
         if self.shift is None:
             return bias

@@ -30,5 +30,5 @@ class Place:
 
     @property
     def read_width(self) -> int:
-        """The width of what keys and values are of."""
+        """The width of the input of keys and values."""
         return self.source_width or self.width

@@ -55,8 +55,8 @@ def _read(model: ModelConfig, tokenizer: Any, given: Any) -> Source:
 
 
 def source_ids(model: ModelConfig, tokenizer: Any, text: str, special_tokens: bool = False) -> list[int]:
-    """The ids of a text as a source: it ends with end_of_text, as in training. With `special_tokens`, those in the text are
-    tokens, and an end_of_text at its end is not repeated."""
+    """The ids of a text as a source, which ends with end_of_text, as in training. With `special_tokens`, special tokens in
+    the text are read as tokens, and an end_of_text at its end is not repeated."""
     ids = encode(model, tokenizer, text, "source", special_tokens)
     end, own = tokenizer.end_of_text, ids[tokenizer.begin_of_text is not None :]
     return ids if own[-1:] == [end] else [*ids, end]
@@ -67,8 +67,8 @@ def prompts_of(
 ) -> tuple[list[list[int]], bool, Source | None]:
     """The tokens of each prompt, whether there is a single one, and the source of a model with an encoder.
 
-    There a prompt is the beginning of the target, '' by default, after the id that the decoder starts from; one prompt is
-    that of every source. Raises UserError as `source_of` and `prompt_ids` do."""
+    With an encoder, a prompt is the beginning of the target ('' by default) after the id that the decoder starts from, and a
+    single prompt is used for every source. Raises UserError as `source_of` and `prompt_ids` do."""
     if model.encoder is None:
         source_of(model, tokenizer, source, 0)
         tokens, one = prompt_ids(model, tokenizer, prompt)
@@ -85,8 +85,8 @@ def prompts_of(
 
 
 def target_ids(model: ModelConfig, tokenizer: Any, text: str, special_tokens: bool = False) -> list[int]:
-    """What the decoder reads before the rest of a target that begins with `text`, as in training: begin_of_text is not
-    repeated after the same start. With `special_tokens`, those in the text are tokens."""
+    """The ids that the decoder reads first, for a target that begins with `text`, as in training: begin_of_text is not
+    repeated if the decoder starts from it. With `special_tokens`, special tokens in the text are read as tokens."""
     ids = encode(model, tokenizer, text, "prompt", special_tokens)
     start, ids = tokenizer.decoder_start, ids if text else []
     return ids if ids and ids[0] == tokenizer.begin_of_text == start else [start, *ids]

@@ -103,7 +103,7 @@ class StackConfig(NumberOptions, StackOptions):
 
     @property
     def around(self) -> Place:
-        """The place that all sublayers of the stack have in common."""
+        """The settings that the places of all sublayers of the stack share."""
         init_std = self.init_std if self.init == "normal" else 0.0
         sizes = self.width, self.max_length, self.causal, self.dtype, self.param_dtype, init_std
         return Place(*sizes, source_width=self.source_width, source_length=self.source_length)
@@ -305,7 +305,7 @@ def scan(stack: StackConfig, blocks, stream: Stream, ctx: Context, caches, remat
     for segment in layers.segment_stacks(stack):
         stacked = {place.name: blocks[place.name] for place in segment}
         cached = {place.name: caches[place.name] for place in segment} if caches else None
-        sites: dict = {}  # in the order of computation, which a dict loses when it leaves the scan
+        sites: dict = {}  # in the order of computation: a dict that leaves the scan has sorted keys
 
         def body(stream, xs, segment=segment, first=first, sites=sites):
             blocks, caches, repeat = xs

@@ -1,7 +1,7 @@
-"""What travels from layer to layer: the residual stream, and named values that a kind declares.
+"""The values that travel from layer to layer: the residual stream, and named values that a kind declares.
 
-A connection or a sublayer declares its values as {name: Carried}. The rest of the model carries them by name: through
-scanned and unrolled layers, rematerialised and sharded.
+A connection or a sublayer declares its values as {name: Carried}. The rest of the model carries them by name through scanned
+and unrolled layers, also with rematerialisation and on a mesh.
 """
 
 from collections.abc import Mapping

@@ -84,17 +84,17 @@ class SublayerConfig:
         """The options of its mixture of experts (MoeConfig); None without."""
         return None
 
-    # What its linear maps leave open (linear_terms.py).
+    # Inner values without a matrix, and biases (linear_terms.py has the matrices).
 
     @property
     def identities(self) -> dict[str, str]:
-        """{inner value: the option that says so}: 'query' and others that are the input itself or contain it, and 'output'
-        if the heads are the output. No matrix could take another linear map."""
+        """{inner value without a matrix: the option that decides this}: 'query' and others that are the input or contain it,
+        and 'output' if the heads are the output. No linear map can be folded into these."""
         return {}
 
     @property
     def both_sides(self) -> tuple[str, ...]:
-        """Parts whose matrix compares the inputs of two tokens: its last dimension meets the other one."""
+        """Parts whose matrix compares the inputs of two tokens: its first and its last dimension are both inputs."""
         return ()
 
     @property
@@ -170,10 +170,10 @@ class Memory(NamedTuple):
     of slots in the softmax (in the space of a head's queries and values; G is 1 if all heads share the slots).
 
     multipliers: vectors u_i of gated kinds, whose coefficients are f(x . k_i + b_i) m(x . u_i + b'_i); like the keys.
-    biases, multiplier_biases: b and b' [F], [E, F], [M]; None without.
-    bias: [D], added to the sum of the values, or [E, D] to that of each expert; None without.
-    writes: what a coefficient of 1 adds to the sublayer's output. These are the values, except for slots in the softmax:
-    each of the H heads writes its values through its part of W_O, [H, M, D]. Without W_O, D is that of all heads together.
+    biases, multiplier_biases: b and b' [F], [E, F], [M]; None without. bias: [D], added to the sum of the values, or [E, D]
+    to that of each expert; None without. writes: the vector that a coefficient of 1 adds to the sublayer's output. It is the
+    value, except for slots in the softmax: each of the H heads writes its values through its part of W_O, [H, M, D]. Without
+    W_O, D is the size of all heads together.
     """
 
     keys: jax.Array
@@ -196,7 +196,7 @@ class SublayerModule(nnx.Module):
         return {}
 
     def source_cache(self, ctx: Context) -> dict[str, Any]:
-        """The part of the cache that is computed once, of the source of `ctx`; {} for a sublayer that does not read it."""
+        """The part of the cache that is computed once from the source of `ctx`; {} for a sublayer that does not read it."""
         return {}
 
     def memories(self, dtype: Any) -> dict[str, Memory]:

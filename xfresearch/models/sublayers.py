@@ -1,5 +1,5 @@
-"""The sublayers of a model, for code outside of models/: the `sublayers` of a ModelConfig and, with their parameters, of a
-Transformer are the only way into a block from there.
+"""The sublayers of a model, for code outside of models/, whose only way into a block they are: `sublayers` of a ModelConfig,
+and with parameters `sublayers` of a Transformer.
 
 Names of sublayers are free. Code asks for a role, or for a capability that the options state (models/sublayer.py), never for
 a name or a class.
@@ -76,7 +76,7 @@ class Bound:
         return linear_terms(self.sublayer.options, {path: each.axes for path, each in self._variables().items()})
 
     def matrix(self, part: str) -> jax.Array | None:
-        """What multiplies the stream in a part such as 'query', or writes to it in 'output'; None without a matrix."""
+        """The matrix that reads the stream in a part such as 'query', or writes to it in 'output'; None without a matrix."""
         arrays = {path: each[...] for path, each in self._variables().items()}
         return next((term.matrix(arrays) for term in self.terms if term.kernel == f"{part}/kernel"), None)
 

@@ -40,8 +40,8 @@ OUTSIDE = {"final": "ln_final.hook_normalized"}
 
 @cache
 def lens_names(model: ModelConfig) -> dict[str, str]:
-    """{TransformerLens' name: our name}. Some of the values may not exist in this model. There are none for a model with an
-    encoder, whose blocks have other names there."""
+    """{TransformerLens' name: our name}. Some of the values may not exist in this model. {} for a model with an encoder,
+    whose blocks have other names in TransformerLens."""
     if model.encoder:
         return {}
     final = _is_normalized(model.norm_spec(model.final_norm)) and not ends_with(model) and model.head_activation == "none"
@@ -53,7 +53,7 @@ def lens_names(model: ModelConfig) -> dict[str, str]:
 
 
 def _of_layer(sublayers: list[Sublayer]) -> dict[str, str]:
-    """{our site: their name} of a layer. A role that several sublayers have has no name there."""
+    """{our site: TransformerLens' name} of a layer. TransformerLens has no names for a role that several sublayers have."""
     aliases = {f"{sublayers[0].name}.before": "hook_resid_pre", f"{sublayers[-1].name}.residual": "hook_resid_post"}
     roles = [each.role for each in sublayers]
     between = roles == ["mixer", "feed_forward"] and all(
@@ -76,6 +76,6 @@ def _of_layer(sublayers: list[Sublayer]) -> dict[str, str]:
 
 
 def _is_normalized(norm: NormSpec) -> bool:
-    """Whether TransformerLens' hook_normalized is the norm's output: that of LayerNorm is after gain and bias, but that of
+    """Whether TransformerLens' hook_normalized is the norm's output: with LayerNorm it is after gain and bias, but with
     RMSNorm before the gain."""
     return norm.kind == "layer" or norm.kind in ("rms", "scale") and not norm.affine

@@ -1,11 +1,10 @@
 """Taps: named values inside the model that a pass can record or change.
 
-The name of a tap is `blocks.<layer>.<site>`, such as blocks.3.feed_forward.hidden, or `embed` or `final`. Those of an
-encoder begin with `encoder.`, and its stacks with `encoder/`. Layers that
-share a scan share its compiled body, so there a tap is a site, and the layer is a number. What a pass records leaves the
-scan as an output with the layers in front. What it changes is data too: a `Patch` has a function, arrays that are its
-arguments, and the layer that it is for. One compiled program therefore serves all layers, and jax.vmap over patches runs
-many of them at a time.
+The name of a tap is `blocks.<layer>.<site>`, such as blocks.3.feed_forward.hidden, or `embed` or `final`. Names of an
+encoder's taps begin with `encoder.`, and names of its stacks with `encoder/`. Layers that share a scan share its compiled
+body: there a tap is a site, and the layer is a number. Recorded values leave the scan as outputs with the layers in front.
+Changes are data too: a `Patch` has a function, arrays that are its arguments, and the layer that it is for. One compiled
+program therefore serves all layers, and jax.vmap over patches runs many of them at a time.
 """
 
 from collections.abc import Callable, Collection, Container, Mapping
@@ -69,8 +68,8 @@ def put(x: jax.Array, value: Any) -> jax.Array:
 class Taps:
     """Records and changes the values of one layer, or those outside of the blocks. It is made and read in one trace.
 
-    record: sites. patches: {site: patches, applied in order}. summary: that of the Request. values: {site: recorded value},
-    in the order of computation. sites: the names of what has left, in this order.
+    record: sites. patches: {site: patches, applied in order}. summary: as in Request. values: {site: recorded value}, in the
+    order of computation. sites: the names of the values that `leaving` has returned, in this order.
     """
 
     def __init__(
@@ -97,7 +96,7 @@ class Taps:
         return value
 
     def leaving(self) -> dict[str, Any]:
-        """What leaves the layer: its recorded values, or their summary."""
+        """The recorded values of the layer, or their summary."""
         values = self.summary(self.values) if self.summary else self.values
         self.sites = list(values)
         return values
@@ -125,7 +124,7 @@ class Stacked:
 @partial(jax.tree_util.register_dataclass, data_fields=["patches"], meta_fields=["record", "summary"])
 @dataclass(frozen=True)
 class Request:
-    """What a pass records and changes.
+    """The values that a pass records and changes.
 
     record: (stack, site) pairs, or EVERYTHING. patches: {stack: {site: patches}}, `Stacked` ones; outside of the blocks,
     where the name of the stack is OUTSIDE, plain ones.
@@ -185,7 +184,7 @@ def address(model: Any, name: str) -> tuple[str, int, str]:
 
 
 def outside_of_blocks(stack: str) -> bool:
-    """Whether this is instead of the name of a stack, for values outside of the blocks of the decoder or the encoder."""
+    """Whether `stack` is no stack, but stands for the values outside of the blocks of the decoder or the encoder."""
     return stack in (OUTSIDE, f"{ENCODER}/")
 
 
@@ -211,7 +210,7 @@ def request(model: Any, record: Collection[str] = (), patches: Mapping[str, Patc
 
 
 def _form(patch: Patch) -> tuple[Any, ...]:
-    """What patches that are stacked have in common: their function, and the structure and the shapes of their arrays."""
+    """Patches with equal forms are stacked: their function, and the structure and the shapes of their arrays."""
     leaves, structure = jax.tree.flatten((patch.arguments, patch.where))
     return patch.function, structure, tuple((jnp.shape(leaf), jnp.result_type(leaf)) for leaf in leaves)
 

@@ -27,7 +27,7 @@ T = TypeVar("T", bound="TokenStackConfig")
 
 @dataclass(frozen=True)
 class EmbeddingOptions:
-    """Options of what is before the first block and after the last one."""
+    """Options of the embedding, before the first block, and of the norm after the last block."""
 
     position: Literal["none", "learned", "sinusoidal"] = option("none", "positions that are added to the embedding")
     position_offset: int = option(
@@ -118,7 +118,7 @@ class TokenStack(nnx.Module):
     blocks: nnx.Dict
 
     def make_ends(self, config: TokenStackConfig, rngs) -> None:
-        """Makes the parameters before and after the blocks, but for those of the tokens."""
+        """Makes the parameters before and after the blocks, except the table of tokens."""
         dtype, D = config.param_dtype, config.width
         self.config = config
         self.position = Table(config, config.position_rows, "LD", rngs) if config.position == "learned" else None
@@ -129,7 +129,7 @@ class TokenStack(nnx.Module):
         self.final_norm = Norm(config.norm_spec(config.final_norm), "D", (D,), dtype)
 
     def begin(self, table_VD, tokens_BL, ctx: Context) -> tuple[Stream, Context]:
-        """What the first block reads."""
+        """The stream before the first block."""
         ctx = replace(ctx, shared=self.shared.values())
         x_BLD = ctx.tap("embed", ctx.shard(self.embedded(table_VD, tokens_BL, ctx), "BLD"))
         return stack.first_stream(self.config, x_BLD, ctx), ctx
@@ -139,7 +139,7 @@ class TokenStack(nnx.Module):
         return stack.unroll if layers == "unroll" or stack.are_apart(self.blocks) else stack.scan
 
     def end(self, stream: Stream):
-        """What is read after the last layer: the output of the final norm, in most layouts."""
+        """The final hidden states [B, L, D]: in most layouts the output of the final norm."""
         return stack.last_branch(self.config).connection.end(self.final_norm, stream)
 
     def embedded(self, table_VD, tokens_BL, ctx: Context):

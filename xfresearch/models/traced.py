@@ -1,8 +1,8 @@
-"""Functions whose equality is that of their computation, so that equal ones share a compiled program.
+"""Functions that are equal if they compute the same, so that equal functions share a compiled program.
 
-Two lambdas are never equal for jax.jit, which would compile a pass for each. A traced function holds its operations, and
-the arrays that it uses from outside (also traced ones, of jax.grad or jax.vmap) become its arguments. Arrays that a jitted
-function inside it uses from outside cannot become arguments: they are part of the operations.
+Two lambdas are never equal for jax.jit, which would compile a pass for each. A traced function holds its operations. Arrays
+that it closes over (also traced ones, of jax.grad or jax.vmap) become its arguments, except those that a jitted function
+inside it closes over: these stay part of the operations.
 """
 
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ from xfresearch.models.taps import Patch
 
 
 class Traced:
-    """A pure function of one array and of the arrays that it uses from outside."""
+    """A pure function of one array and of the arrays that it closes over."""
 
     def __init__(self, jaxpr: Jaxpr):
         self.jaxpr = jaxpr
@@ -48,7 +48,7 @@ def key(jaxpr: Jaxpr) -> tuple:
 
 
 def _identity(setting):
-    """A setting of an operation, or what stands for it if it has no hash."""
+    """A setting of an operation, or its id if it has no hash."""
     if hasattr(setting, "__array__") and not isinstance(setting, jax.Array | type):
         return np.asarray(setting).tobytes()
     try:

@@ -86,8 +86,8 @@ class Transformer(TokenStack):
         return x_BLD if self.head_layer is None else self.head_layer(x_BLD)
 
     def encoded(self, ctx: Context, caches=None, layers="scan", remat="none", taps: Request = NO_TAPS):
-        """The context with the encoding of its source, and the other results of the encoder. Caches have all that is read
-        of the source."""
+        """The context with the encoding of its source, and the other results of the encoder. With caches the encoder does
+        not run: they have the keys and values of the source."""
         if self.encoder is None or caches is not None:
             return ctx, stack.Pass(None, {}, {}, {})
         if ctx.source is None:
@@ -154,7 +154,7 @@ def _split(model: ModelConfig, apart: bool = False):
 
 @cache
 def _traced(model: ModelConfig, apart: bool, x64: bool):
-    """The graph and the abstract state of a model. `x64` is JAX's setting, on which float64 parameters depend."""
+    """The graph and the abstract state of a model. `x64`, JAX's setting, is part of the cache key: dtypes depend on it."""
 
     def make():
         lm = Transformer(model, Rngs(jax.random.key(0)))

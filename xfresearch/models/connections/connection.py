@@ -42,7 +42,8 @@ ONE = Factor()
 
 
 class Initial(NamedTuple):
-    """The initial value of a parameter, the letters of its dimensions, and those that a matrix reads and writes."""
+    """The initial value of a parameter, and the letters of its dimensions; of a matrix also those that it reads and
+    writes."""
 
     value: jax.Array
     letters: str
@@ -55,9 +56,10 @@ class Connection:
     """x + f(x), and the base of all connections.
 
     branch: factor of the sublayer's output. skip: factor of what the output is added to.
-    reads: the input of the sublayer's first norm, or of the sublayer: the stream, the input of the block, or what the
-    sublayer before it read, after its norm.
-    adds_to: what the output is added to: the stream, the input of the block, nothing, or several streams that it mixes.
+    reads: the input of the sublayer's first norm (of the sublayer, without one): the stream, the input of the block, or the
+    input that the previous sublayer read, after its norm.
+    adds_to: the term that the output is added to: the stream, the input of the block, nothing, or several streams that are
+    mixed.
     ends_with: names of the carried values that `end` reads.
     """
 
@@ -90,7 +92,7 @@ class Connection:
         return weights(len(self.parameter_names))
 
     def read(self, parameters: Mapping, stream: Stream):
-        """What a sublayer reads that reads the stream [B, L, D]."""
+        """The input [B, L, D] of a sublayer that reads the stream."""
         return stream.x_BLD
 
     def scaled(self, parameters: Mapping, depth: int, y_BLD):
@@ -98,7 +100,7 @@ class Connection:
         return _times(self.branch, parameters.get("gain"), depth, y_BLD)
 
     def skipped(self, parameters: Mapping, depth: int, x_BLD):
-        """What the output is added to, times its factor."""
+        """The term that the output is added to, times its factor."""
         return _times(self.skip, parameters.get("skip_gain"), depth, x_BLD)
 
     def write(self, parameters: Mapping, depth: int, stream: Stream, block_BLD, y_BLD) -> Stream:
@@ -113,11 +115,11 @@ class Connection:
         return stream._replace(values={**stream.values, **values})
 
     def put(self, stream: Stream, x_BLD) -> Stream:
-        """The stream with another x: that of a patch, or after a norm."""
+        """The stream with another x, from a patch or a norm."""
         return stream._replace(x_BLD=x_BLD)
 
     def end(self, final_norm: Callable, stream: Stream):
-        """What the output head reads, after the last sublayer."""
+        """The input of the output head, after the last sublayer."""
         return final_norm(stream.x_BLD)
 
 

@@ -56,7 +56,7 @@ class Activation(NamedTuple):
         return h if multiplier is None else h * self.multiplier(multiplier)
 
     def recomputed(self, pre, multiplier=None, *, gates=None):
-        """The same, times the gates [..., 1] if there are any; the backward pass keeps the arguments alone."""
+        """self(pre, multiplier), times the gates [..., 1] if there are any; the backward pass keeps only the arguments."""
 
         return recomputed(lambda pre, multiplier, gates: times(self(pre, multiplier), gates), pre, multiplier, gates)
 

@@ -167,8 +167,8 @@ class FeedForward(SublayerModule):
 
 
 def memory_of(kernels: dict, biases: dict, dtype) -> Memory:
-    """The memory of kernels up [..., D, F] and down [..., F, D], and gate [..., D, F] in gated kinds, and of the biases with
-    these names. Those that do not exist are None."""
+    """The memory whose kernels are up [..., D, F], down [..., F, D] and, in gated kinds, gate [..., D, F]. `biases` have the
+    same names; a missing one is None."""
     kernels, biases = (
         {name: each[...].astype(dtype) for name, each in arrays.items() if each is not None} for arrays in (kernels, biases)
     )

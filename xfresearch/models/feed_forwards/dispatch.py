@@ -6,11 +6,11 @@ expert    whole experts: with more than one shard, tokens go to the devices of t
 tensor    hidden units: the partial outputs for a token are summed once, after the way back; the first device adds the bias
 fsdp      width: the kernels are gathered here, in the dtype of the computation, and their gradients are scattered back
 
-The router is outside of this.
+The router is not part of this.
 
-`by_choice` sends one row for each choice, on average k T each way. It never drops one, so a device has a buffer for all
-rows that could arrive, min(k parts, E) T, but multiplies only those that did. `by_slot` and `by_expert` always send E C
-slots of each sequence, and multiply all of them.
+`by_choice` sends one row for each choice, on average k T each way. It drops no row, so a device has a buffer for all rows
+that could arrive, min(k parts, E) T, but it multiplies only the rows that did arrive. `by_slot` and `by_expert` always send
+E C slots of each sequence, and multiply all of them.
 
 Taps see values in the order of tokens. A pass with taps of the hidden units of experts therefore sends its rows there and
 back for each of the experts' matrices.
@@ -179,7 +179,7 @@ def _on_devices(local, experts, weights: dict, ctx: Context, arrays: tuple, lett
     """Runs local(mesh, weights, *arrays) on each device with its shards of tokens and experts.
 
     letters, out: the dimensions of the arrays and of the result: B and L of tokens, F of hidden units; other dimensions
-    are not sharded. A result without F is the sum of those of the devices along `tensor`.
+    are not sharded. A result without F is summed over the devices along `tensor`.
     """
     mesh = ctx.mesh
     if mesh is None:
@@ -207,7 +207,7 @@ def _on_devices(local, experts, weights: dict, ctx: Context, arrays: tuple, lett
     out_specs = PartitionSpec(*(["tensor"] if partial_sums else []), *map(sharded.get, out))
     run = jax.shard_map(on_device, mesh=mesh, in_specs=(specs, *in_specs), out_specs=out_specs, check_vma=False)
     y = run(weights, *arrays)
-    # The sum over `tensor` is outside of shard_map, so that its derivative needs no communication.
+    # The sum over `tensor` comes after shard_map, so that its derivative needs no communication.
     return jax.lax.reduce(y, jnp.zeros((), y.dtype), jax.lax.add, (0,)) if partial_sums else y
 
 

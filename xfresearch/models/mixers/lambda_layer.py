@@ -93,7 +93,7 @@ class LambdaLayer(SublayerModule):
         self.distances = parameter(distances, "RUK")
         norm = replace(place.norm, kind=s.norm)
         self.query_scaling = Norm(norm, "K", (K,), place.param_dtype)
-        # The values are what the layer writes, for want of an output matrix.
+        # Without an output matrix the layer writes the values themselves.
         self.value_scaling = Norm(replace(norm, scale=place.output_scale), "K", (V,), place.param_dtype)
 
     def __call__(self, x_BLD, ctx: Context, cache=None):

@@ -159,7 +159,7 @@ class SlotAttention(SublayerModule):
         return o_BLHV.reshape(*o_BLHV.shape[:2], -1) if self.output is None else self.output(o_BLHV, ctx)
 
     def _with_coefficients(self, q_BLHK, key_MGK, value_MGV, ctx: Context):
-        """The same with all weights at once, for taps and dropout."""
+        """`_softmax` with the weights of all slots in memory, for taps and dropout."""
         logits_BHLM = scores(q_BLHK, key_MGK) * (self.scale * self.key_size**0.5)
         weights_BHLM = jax.nn.softmax(softcapped(logits_BHLM, self.options.softcap), -1)
         weights_BHLM = ctx.tap("coefficients", ctx.dropout(weights_BHLM, self.options.dropout, "weights"))

@@ -116,7 +116,7 @@ class Attention(SublayerModule):
 
     @reads(ProjectOptions)
     def keys_and_values(self, x_BSD, ctx: Context):
-        """k_BSGK and v_BSGV of what is attended to."""
+        """Keys k_BSGK and values v_BSGV of the tokens x_BSD that are attended to."""
         sizes = self.sizes
         raw_BSGK = heads_of(self.key, x_BSD, sizes.key_heads, sizes.qk, ctx)
         k_BSGK = self._normed(raw_BSGK, self.key_norm)
@@ -311,7 +311,7 @@ def parts_costs(place: Place, keys: int) -> dict[str, Costs]:
 
 
 def _require_both(cache: dict, ctx: Context) -> None:
-    """Raises UserError if a key or a value is replaced that the cache has once."""
+    """Raises UserError if a patch replaces a key or a value and the cache stores both as one array."""
     if "value" not in cache and ctx.wants("key", "value"):
         raise UserError("generate cannot replace the key or the value with attention.value='key': the cache has them once")
 

@@ -26,8 +26,8 @@ class HeadSizes(NamedTuple):
 
 
 def head_sizes(a, width: int, read_width: int = 0) -> HeadSizes:
-    """Sizes of the heads of attention with options `a` in a model of width `width`. `read_width` is the width of what keys
-    and values are of: by default the same."""
+    """Sizes of the heads of attention with options `a` in a model of width `width`. `read_width` is the width of the input
+    of keys and values, by default the same."""
     read_width = read_width or width
     whole = a.key == "identity_whole"  # query = 'merged' at full rank has this key too
     qk = a.rank or (read_width if whole else width if a.query == "identity_whole" else a.head_size)
@@ -101,7 +101,8 @@ def logit_scale(a, width: int, read_width: int = 0) -> float:
 
 
 def heads_of(linear: Linear | None, x_BLD, heads: int, size: int, ctx: Context):
-    """[B, L, heads, size]: the linear map of x, or without one x itself, split among the heads or whole for each."""
+    """[B, L, heads, size]: the linear map of x. Without a map it is x itself, split among the heads or whole for each
+    head."""
     if linear is not None:
         return linear(x_BLD, ctx)
     # Without this, jaxlib 0.10's partitioner sums the gradient of x wrongly if data, fsdp and tensor are all sharded.

@@ -13,8 +13,8 @@ MULTIPLE = 64
 
 def reach(a, max_length: int, stacks: Iterable[Mapping]) -> int:
     """The number of past tokens that trained spans need in the layers of a block; 0 if they need the whole window. The
-    widest head of these layers decides. `stacks` are the stacked parameters of their attention. It is not for training,
-    in which spans may grow."""
+    widest head of these layers decides. `stacks` are the stacked parameters of their attention. Not for training, where
+    spans may grow."""
     if not isinstance(a, SoftmaxConfig) or a.span != "adaptive":
         return 0
     widest = max(float(jnp.max(stack["span"]["fraction"])) for stack in stacks)
