@@ -15,6 +15,7 @@ from pathlib import Path
 FOLDER = Path(__file__).parent / "notebooks"
 ROOT = FOLDER.parent.parent
 MOST_CELLS, MOST_OUTPUT = 40, 50_000  # cells of a notebook, and characters of its outputs
+WIDGET = "application/vnd.jupyter.widget-view+json"
 STORIES = ROOT.parent / "shared" / "data" / "stories260K"
 
 
@@ -37,9 +38,14 @@ def tidied(notebook: dict) -> dict:
         cell["id"], cell["metadata"] = f"cell-{number}", {}
         if cell["cell_type"] == "code":
             cell["execution_count"] = None
-            cell["outputs"] = [_tidied(each) for each in cell["outputs"] if each.get("name") != "stderr"]
+            cell["outputs"] = [_tidied(each) for each in cell["outputs"] if not _is_progress(each)]
     notebook["metadata"] = {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}}
     return notebook
+
+
+def _is_progress(output: dict) -> bool:
+    """Whether an output is a progress bar: lines on standard error, or a widget where ipywidgets is installed."""
+    return output.get("name") == "stderr" or WIDGET in output.get("data", ())
 
 
 def _tidied(output: dict) -> dict:

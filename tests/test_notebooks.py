@@ -35,6 +35,15 @@ def test_links_lead_to_pages_and_to_colab(file):
     assert links and [link for link in links if not (file.parent / link).exists()] == []
 
 
+def test_progress_bars_are_not_kept():
+    """Also those of ipywidgets, which a run keeps only where it is installed."""
+    bar = {"output_type": "display_data", "metadata": {}, "data": {notebooks.WIDGET: {}, "text/plain": "step 0/200"}}
+    line = {"output_type": "stream", "name": "stderr", "text": "step 1/200"}
+    printed = {"output_type": "stream", "name": "stdout", "text": "2.27"}
+    cell = {"cell_type": "code", "source": "", "outputs": [bar, line, printed]}
+    assert notebooks.tidied({"cells": [cell]})["cells"][0]["outputs"] == [printed]
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_it_runs(file, tmp_path):
