@@ -1,5 +1,4 @@
-"""The tables of docs/performance.md, what GPUs say beside the goals, updates and decoding on CPUs, and those of
-docs/data/tables/measurements.md, which has the rest.
+"""The table of docs/performance.md, what GPUs say beside the goals, and those of docs/data/tables/measurements.md.
 
 docs/data/gpu/ has one file per session on a GPU, as `bench gpu --json` writes it; docs/data/performance/ has files of
 `bench update --json`, docs/data/sweeps/ of its --sweep, docs/data/decoding/ of `bench decode --json`, docs/data/saving/ of
@@ -40,14 +39,15 @@ DECODING = "| row | tokens/s | ms per step | quartiles | floors | speed |\n|---|
 
 
 def tables() -> str:
-    parts = ["### On a GPU, beside the goals\n", goals(_files("gpu"))]
-    parts += ["### Updates on a CPU\n", *map(updates, _files("performance"))]
-    return "\n".join([*parts, "### Decoding on a CPU\n", *map(decoding, _files("decoding"))])
+    """On a GPU, beside the goals."""
+    return goals(_files("gpu"))
 
 
 def measurements() -> str:
-    """The page of what each session on a GPU measured, of the options of execution, and of saving."""
+    """The page of updates and decoding on CPUs, of what each session on a GPU measured, of options, and of saving."""
     parts = ["# More measurements\n", "How they were made: [performance](../../performance.md).\n"]
+    parts += ["## Updates on a CPU\n", *map(updates, _files("performance"))]
+    parts += ["## Decoding on a CPU\n", *map(decoding, _files("decoding"))]
     parts += map(_session, _files("gpu"))
     parts += ["## Options of execution on a CPU\n", *map(sweep, _files("sweeps"))]
     return "\n".join([*parts, "## Saving on a CPU\n", *map(saving, _files("saving"))])

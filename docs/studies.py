@@ -94,8 +94,11 @@ def measured(page: str, before: str) -> str:
 
     `before` is the text above them: a picture that it shows is not shown twice.
     """
-    listed = [name for name in ANSWERS[page] if name in pictures()]
-    parts = [_measured(name, f"({name}.svg)" not in before) for name in listed]
+    listed, rules, parts = [name for name in ANSWERS[page] if name in pictures()], set(), []
+    for name in listed:
+        rule = _results(name)["study"]["rule"]
+        parts.append(_measured(name, f"({name}.svg)" not in before, rule in rules))
+        rules.add(rule)
     return "\n".join([*parts, _rerun(listed)]) if listed else "The study has not ended yet.\n"
 
 
@@ -130,14 +133,14 @@ def _results(name: str) -> dict:
     return json.loads((DATA / name / "results.json").read_text())
 
 
-def _measured(name: str, pictured: bool) -> str:
-    """Picture, rule and differences of a study. Its report has the rest."""
+def _measured(name: str, pictured: bool, ruled: bool) -> str:
+    """Picture, rule and differences of a study. Its report has the rest. ruled: a study above has the same rule."""
     outcome = _results(name)
     about = f"[all figures](../data/studies/{name}/report.md), "
     about += f"[design](../../configs/studies/{STUDIES[name].partition(':')[0]}), [terms](../studies.md#what-is-computed)"
     parts = [f"### {name}", f"**{outcome['study']['question']}** ({about})"]
     parts += [f"![differences]({name}.svg)"] if pictured else []
-    parts += [f"Rule: {outcome['study']['rule']}", _differences(outcome)]
+    parts += ["The rule is the same." if ruled else f"Rule: {outcome['study']['rule']}", _differences(outcome)]
     if name.startswith("activations"):
         parts.append(_shazeer(outcome))
     return "\n\n".join(parts) + "\n"
@@ -155,29 +158,31 @@ def _differences(outcome: dict) -> str:
             listed = [arms.get(arm, {}) for arms in columns.values()]
             rows.append((f"`{arm}`", listed[0].get("verdict", "no verdict"), *map(_with_interval, listed)))
     first = next(iter(columns))
-    unit = f"{UNITS[study['metric']]}, minus those of `{study['baseline']}`, with 95 % intervals: less is better."
+    unit = f"{UNITS[study['metric']]}, minus those of `{study['baseline']}`: less is better; ± is half of the 95 % interval."
     return f"{unit.capitalize()}\n\n{in_markdown(('arm', f'verdict, {first}', *columns), rows)}"
 
 
 def _with_interval(arm: dict) -> str:
     if not (each := arm.get("difference")):
         return "-"
-    return f"{each['mean']:+.4f} ({each['low']:+.4f} to {each['high']:+.4f})"
+    return f"{each['mean']:+.4f} ±{(each['high'] - each['low']) / 2:.4f}"
 
 
 def _rerun(names: list[str]) -> str:
     """The command that runs studies again, with the runs and hours that they took."""
     each = [_results(name) for name in names]
     runs, hours = sum(of["runs"] for of in each), sum(of["seconds"] for of in each) / 3600
-    made = sorted({line.split(": ", 1)[1] for of in each for line in of["made"]["runs"]})
+    made = [line.split(": ", 1)[1].split(", ", 2)[1:] for of in each for line in of["made"]["runs"]]
+    dates, machines = sorted({date for date, _ in made}), sorted({machine for _, machine in made})
+    when = " to ".join(dict.fromkeys((dates[0], dates[-1])))
     return f"""## Run it again
 
 ```text
 python -m docs.studies --only {",".join(names)}
 ```
 
-From nothing that is {runs} runs, less what studies share; they took {hours:.1f} hours of one process each. Runs are of
-{"; ".join(made)} (commit, date, machine).
+From nothing that is {runs} runs, less what studies share; they took {hours:.1f} hours of one process each, on {when}, on
+{" and ".join(machines)}. Commits and versions are in the reports.
 """
 
 

@@ -19,7 +19,6 @@ HERE = Path(__file__).parent
 KEYS = "# Every key\n\nHow keys are set, and what \"used only with\" says: [configuration](../../configuration.md).\n\n"
 SITE = re.compile(r"norms\.(\w+)\.")
 NUMBERED = re.compile(r"\.feed_forward_\d\.")
-DEFAULTS = "## Defaults\n\n"
 TABLE = "# Every variant\n\nEach is a `--config`; [variants](../../variants.md) says how to use it.\n\n"
 PLANS = "## The plans\n\n"
 SHARED = """## Runs that studies share
@@ -44,6 +43,7 @@ AMD EPYC.
 
 """
 CONVERSIONS_TITLE = "## The conversions\n\n"
+CONVERTED_TITLE = "# What conversions cost and buy\n\nThe conversions: [surgery](../../surgery.md).\n\n"
 DECODING_TITLE = """## What an exact conversion buys
 
 Decoding one sequence reads every parameter once per token, so a model with fewer parameters is faster. In a model without
@@ -64,7 +64,7 @@ FIGURES = {  # in docs/data/anatomy.json
     "changes of the most likely token to a third one, which neither stream nor layer predict": "third of changes",
     "loss in nats": "loss",
 }
-MEASURED = "## Measured\n\n"
+GOALS = "## On a GPU, beside the goals\n\n"
 OUTCOMES_TITLE = "# Every conversion on every named config\n\n"
 
 
@@ -91,11 +91,6 @@ def _folded(table: str) -> str:
         f"SITE is a place for a norm that the layout has: {names}. The layers `feed_forward_1` and `feed_forward_2` of the\n"
         "layout `macaron` have the options of `feed_forward`.\n\n" + "\n".join(rows) + "\n"
     )
-
-
-def kernels() -> str:
-    """docs/kernels.md with the table of what `auto` chooses."""
-    return _before("kernels.md", DEFAULTS) + DEFAULTS + kernel_tables.defaults()
 
 
 def variants() -> str:
@@ -179,13 +174,18 @@ def every_plan() -> str:
 
 
 def surgery() -> str:
-    """docs/surgery.md with the list of conversions, and what they cost and buy."""
+    """docs/surgery.md with the list of conversions."""
     from xfresearch.surgery import CONVERSIONS
 
     text = _before("surgery.md", CONVERSIONS_TITLE)
     lines = "".join(_conversion(each) for each in CONVERSIONS.values())
     head = "| conversion | what it does | exact if | options |\n|---|---|---|---|\n"
-    return f"{text}{CONVERSIONS_TITLE}{head}{lines}\n{_cost_of_a_billion()}\n{_decoding()}"
+    return f"{text}{CONVERSIONS_TITLE}{head}{lines}"
+
+
+def converted() -> str:
+    """docs/data/tables/converted.md: what conversions cost and buy."""
+    return f"{CONVERTED_TITLE}{_cost_of_a_billion()}\n{_decoding()}"
 
 
 def outcomes() -> str:
@@ -338,13 +338,12 @@ def question(page: str) -> str:
 
 
 def performance() -> str:
-    """docs/performance.md with the figures of GPUs and CPUs."""
-    return _before("performance.md", MEASURED) + MEASURED + measured.tables()
+    """docs/performance.md with the figures of GPUs."""
+    return _before("performance.md", GOALS) + GOALS + measured.tables()
 
 
 PAGES = {
     "performance.md": performance,
-    "kernels.md": kernels,
     "scale.md": scale,
     "surgery.md": surgery,
     "anatomy.md": anatomy,
@@ -355,6 +354,7 @@ PAGES |= {"data/tables/keys.md": keys, "data/tables/variants.md": variants, "dat
 PAGES |= {"data/tables/plans.md": every_plan, "data/tables/analyses.md": applies}
 PAGES |= {"data/tables/rooms.md": rooms.page, "data/tables/edits.md": edits, "data/tables/runs.md": of_studies}
 PAGES |= {"data/tables/measurements.md": measured.measurements, "data/tables/flags.md": kernel_tables.flags}
+PAGES |= {"data/tables/kernels.md": kernel_tables.defaults, "data/tables/converted.md": converted}
 PAGES |= {"../xfresearch/run/keys.json": lambda: json.dumps(known_keys.tree_of(Config()), indent=1) + "\n"}
 PAGES |= {f"questions/{page}.md": partial(question, page) for page in studies.ANSWERS}
 PAGES |= {"questions/answers.svg": studies.answers}
