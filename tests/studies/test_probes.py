@@ -7,9 +7,11 @@ import numpy as np
 import pytest
 
 from tests.contracts.variants import model
-from tests.tiny_runs import tiny_model
+from tests.tiny_runs import tiny_config, tiny_model
 from xfresearch import LanguageModel
 from xfresearch.analysis.registry import ANALYSES, Analysis
+from xfresearch.data.pipeline import evaluation_batches, prepare
+from xfresearch.data.tokenizers import ByteTokenizer
 from xfresearch.models import transformer
 from xfresearch.run.config import Config
 from xfresearch.runtime.errors import NothingMeasured, UserError
@@ -65,6 +67,24 @@ def test_probes_of_a_model_with_random_parameters():
     lm = LanguageModel(MODEL, transformer.init(MODEL, jax.random.key(0)), None, Config(sequence_length=32))
     result = probes.measure(lm, ("copying", "recall"))
     assert all(abs(value) < 0.2 for value in result.values())
+
+
+def test_exact_match_is_the_share_of_pairs_without_a_wrong_token(monkeypatch):
+    config = tiny_config("tasks/sort", evaluation__sequences=6, batch_size=4)
+    lm = SimpleNamespace(run=config, config=config.model, params={}, tokenizer=ByteTokenizer())
+    data = prepare(lm.run, lm.run.evaluation.split)
+    batches = list(evaluation_batches(data, 4, 6))  # the second one has rows of padding
+    pairs = sum(len({*row}) - (0 in row) for batch in batches for row in batch["segments"].tolist())
+    assert pairs > 6  # several in a row
+
+    def scorer(params, batch):
+        wrong_BL = np.zeros(batch["targets"].shape, bool)
+        if batch["tokens"].tolist() == batches[0]["tokens"].tolist():
+            wrong_BL[0, :2] = wrong_BL[3, 0] = True  # two tokens of one pair, and one of another
+        return np.zeros(wrong_BL.shape), (batch["weights"] > 0) & ~wrong_BL
+
+    monkeypatch.setattr(probes, "_scorer", lambda model: scorer)
+    assert probes.measure(lm, ["exact_match"]) == {"exact_match": (pairs - 2) / pairs}
 
 
 def test_figures_of_an_analysis_are_those_of_its_summary(monkeypatch):

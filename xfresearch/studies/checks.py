@@ -14,7 +14,7 @@ from xfresearch.studies.matching import LARGEST_MISMATCH, Matched, trend_of
 from xfresearch.studies.running import config_of_trial
 
 # What the runs of a pair share: the same batches in the same order, and the same held-out text.
-SHARED = ("config.data.", "config.batch_size:", "config.sequence_length:", "config.evaluation.")
+SHARED = ("config.data.", "config.batch_size:", "config.sequence_length:", "config.source_length:", "config.evaluation.")
 
 OF_NEXT_TOKENS = ("copying", "recall")  # probes of the loss of the next token
 
@@ -90,6 +90,9 @@ def _require_metric(study: Study, config: Config) -> None:
     require(next_tokens or not of_tokens, "probes", of_tokens, "probes that need no prediction of the next token, or ()")
     of_labels = ", ".join(each for each in study.probes if each in probes.OF_LABELS)
     require(trains_on_labels(config.data) or not of_labels, "probes", of_labels, "probes that need no labels, or ()")
+    pairs = not trains_on_labels(config.data) and config.data.objective.kind == "seq2seq"
+    allowed = f"probes that need no targets of pairs: a run predicts {predicted(config.data)}"
+    require(pairs or "exact_match" not in study.probes, "probes", "exact_match", allowed)
     require(config.evaluation.split != "train", "options", "evaluation.split=train", "a split that no arm trains on")
     require(config.evaluation.every > 0, "options", "evaluation.every=0", "an interval: a study compares held-out metrics")
 

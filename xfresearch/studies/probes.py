@@ -12,12 +12,14 @@ better.
     accepted    share of generated answers that the data set accepts; NaN for one whose answers have one right form
     divergence  nats per label above the exact law of the data: less is better; NaN for a data set without a known law
     bits_per_parameter  about the people of capo; NaN for other data sets
+    exact_match  share of the held-out pairs (docs/objectives.md) whose target greedy decoding gives
     tasks.NAME  the first metric of a task of lm_eval (docs/evaluation.md), which may be one where less is better
 
 The tokens of copying and recall are the same for all runs with one vocabulary.
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import cache
 from types import SimpleNamespace
 
 import numpy as np
@@ -51,7 +53,30 @@ def pairs_twice(rng, rows: int, pairs: int, vocabulary: int) -> np.ndarray:
     return np.stack(sequences)
 
 
-PROBES: dict[str, Callable] = {"copying": copying, "recall": recall}
+def exact_match(lm) -> float:
+    """Greedy decoding gives a target if each of its tokens is the likeliest after those before it, so one pass tells. Of the
+    sequences of the points of the curve."""
+    from xfresearch.data.pipeline import evaluation_batches
+    from xfresearch.evaluation import losses, whole_rows
+
+    data = whole_rows.read_rows(lm, "the run", limit=lm.run.evaluation.sequences)
+    right = pairs = 0
+    for batch in evaluation_batches(data.sequences, losses.batch_size(lm.run, 0), len(data.rows)):
+        correct_BL = _scorer(lm.config)(lm.params, batch)[1]
+        right_BP, pairs_B = losses.right_answers(correct_BL, batch["segments"])
+        right, pairs = right + int(right_BP.sum()), pairs + int(pairs_B.sum())
+    return right / pairs
+
+
+@cache
+def _scorer(model) -> Callable:
+    """One for all runs of a cell, so that they share its program."""
+    from xfresearch.evaluation.losses import make_scorer
+
+    return make_scorer(model)
+
+
+PROBES: dict[str, Callable] = {"copying": copying, "recall": recall, "exact_match": exact_match}
 # Figures of all heads (analysis/attention.py), and how they become one.
 OF_HEADS: dict[str, tuple[str, Callable]] = {"induction": ("induction", np.nanmax), "sink": ("first", np.nanmean)}
 OF_LABELS = ("hardest", "accepted", "divergence", "bits_per_parameter")
