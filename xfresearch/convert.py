@@ -99,6 +99,10 @@ def parse_surgery(arguments: list[str]):
     parser.add_argument("new", metavar="NEW_WORKDIR", nargs="?", help="a new directory")
     add = parser.add_argument
     add("--layers", metavar="N,N", type=layer_numbers, help="numbers of the layers to convert (default: all)")
+    stacks = "of a model with an encoder: the stack to convert (default: both; with --layers the decoder)"
+    add("--stack", choices=("encoder", "decoder"), default="", help=stacks)
+    if roles := sorted({role for step in steps for role in step.conversion.roles}):
+        add("--role", choices=roles, default="", help="role of the sublayers to convert (default: all)")
     add("--step", type=held_out.at_least(0), metavar="N", help="step of the checkpoint (default: the newest good one)")
     add("--dry-run", action="store_true", help="only say whether the conversion applies")
     add("--json", metavar="FILE", help="also write the certificate as JSON")
@@ -111,7 +115,7 @@ def parse_surgery(arguments: list[str]):
         )
     options = parser.parse_args(arguments[1:])
     given = {key: getattr(options, key) for key in own if getattr(options, key) is not None}
-    options.steps = chain(names, options.layers, given)
+    options.steps = chain(names, options.layers, given, options.stack, getattr(options, "role", ""))
     options.convert = dry_run if options.dry_run else operate
     if not options.dry_run and not options.new:
         parser.error("NEW_WORKDIR is missing")

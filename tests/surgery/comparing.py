@@ -15,10 +15,12 @@ LENGTH = 8
 
 
 def logits(network: Network) -> np.ndarray:
-    """The network's logits in float64 for random tokens."""
-    tokens_BL = np.random.default_rng(1).integers(network.model.vocab_size, size=(2, LENGTH))
+    """The network's logits in float64 for random tokens, and a random source if it has an encoder."""
+    random = np.random.default_rng(1)
+    tokens_BL = random.integers(network.model.vocab_size, size=(2, LENGTH))
+    source_BS = random.integers(network.model.vocab_size, size=(2, LENGTH - 2)) if network.encoder else None
     with jax.enable_x64(True):
-        return Runner(network, "float64").run(tokens_BL).logits_BLV
+        return Runner(network, "float64").run(tokens_BL, source_BS=source_BS).logits_BLV
 
 
 def apart(lm: LanguageModel, name: str, layers=None, **options) -> tuple[ModelConfig, float, float]:

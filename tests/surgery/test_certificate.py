@@ -33,7 +33,7 @@ def difference(before: Network, after: Network) -> float:
     result = Certificate(["broken"], False)
     with jax.enable_x64(True):
         domain, runners = Domain.of(before, after, None), [Runner(each, "float64") for each in (before, after)]
-        both = (runner.run(domain.batches[0]).logits_BLV for runner in runners)
+        both = (domain.batches[0].pass_of(runner).logits_BLV for runner in runners)
         result.differences["all tokens"] = difference_of_logits(*both)
         domain.compare(result, runners)
     return result.relative
@@ -67,8 +67,8 @@ def test_every_token_and_the_last_position_count(monkeypatch):
     lm = tiny_model("gpt2", model__tie_embeddings=False)
     network = take_apart(lm.config, lm.params)
     domain = Domain.of(network, network, None)
-    assert len(domain.batches) == 1 + 257 // 16 and domain.length == lm.config.max_length > 16
-    assert {*np.concatenate(domain.batches).ravel()} == set(range(257))
+    assert len(domain.batches) == 1 + 257 // 16 and domain.longest.tokens_BL.shape == (1, lm.config.max_length)
+    assert {*np.concatenate([each.tokens_BL for each in domain.batches]).ravel()} == set(range(257))
     for token in (0, 100, 256):
         assert difference(network, broken(network, "embed/table", (token, 5))) > BOUND
     assert difference(network, broken(network, "position/table", (lm.config.max_length - 1, 5))) > BOUND

@@ -11,7 +11,8 @@ from xfresearch import surgery
 from xfresearch.models import layers
 from xfresearch.runtime.errors import UserError
 from xfresearch.surgery.certificate import BOUND, difference
-from xfresearch.surgery.network import LayerBlock, take_apart
+from xfresearch.surgery.layer_blocks import LayerBlock
+from xfresearch.surgery.network import take_apart
 
 DEPTH = 4
 SUBSETS = [chosen for count in range(1, DEPTH + 1) for chosen in combinations((1, 0, 2, 3), count)]

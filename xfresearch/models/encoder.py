@@ -68,7 +68,11 @@ def resolved(encoder: EncoderStack, width: int) -> EncoderConfig:
     require(not shared or encoder.width == width, f"{encoder.key}.embedding", encoder.embedding, allowed)
     std, allowed = encoder.embedding_std, "0 with embedding='shared': the table is the decoder's"
     require(not shared or not std, f"{encoder.key}.embedding_std", std, allowed)
-    encoder = token_stack.resolved(encoder)
+    return options_of_stack(token_stack.resolved(encoder))
+
+
+def options_of_stack(encoder: EncoderStack) -> EncoderConfig:
+    """The options of an encoder, without the numbers of its model."""
     return EncoderConfig(**{each.name: getattr(encoder, each.name) for each in fields(EncoderConfig)})
 
 

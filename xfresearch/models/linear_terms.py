@@ -2,9 +2,10 @@
 
     q = x W_Q + b_Q        h = x W_up + b        y = h W_down + c        f(x k^T + b) v
 
-A matrix that reads the letter D reads the sublayer's input, and one that writes D writes a term of its output
-(sharding/letters.py). A kind declares these letters where it makes its parameters, so that conversions, analyses and edits
-need no names of parameters. Inner values that have no matrix are in `identities` of the options.
+A matrix that reads the letter D reads the sublayer's input, one that reads W reads a source, the output of another stack,
+and one that writes D writes a term of the output (sharding/letters.py). A kind declares these letters where it makes its
+parameters, so that conversions, analyses and edits need no names of parameters. Inner values that have no matrix are in
+`identities` of the options.
 """
 
 from collections.abc import Mapping
@@ -24,6 +25,7 @@ class LinearTerm(NamedTuple):
     axes: Axes  # the letters of the matrix
     reads: tuple[int, ...]  # the dimensions of the matrix that meet the input; two of W_h, which compares two tokens
     writes: bool  # whether its last dimension is that of the output
+    of_source: tuple[int, ...] = ()  # the dimensions that meet the source
 
     def inside(self, sublayer: str) -> "LinearTerm":
         """The same term with the paths of the layer's parameters."""
@@ -42,13 +44,19 @@ def linear_terms(options: SublayerConfig, axes: Mapping[str, Axes]) -> list[Line
     terms = []
     for path, each in axes.items():
         part, folder = path.partition("/")[0], path.rpartition("/")[0]
-        reads: tuple[int, ...] = (each.letters.index("D"),) if each.inputs == "D" else ()
+        reads, of_source = (_meets(each, letter) for letter in "DW")
         if reads and part in options.both_sides:
-            reads += (len(each.letters) - 1,)
-        if reads or each.outputs == "D":
+            other = (len(each.letters) - 1,)
+            reads, of_source = (reads, other) if options.of_source else (reads + other, ())
+        if reads or of_source or each.outputs == "D":
             bias = each.bias and f"{folder}/{each.bias}"
-            terms.append(LinearTerm(part, path, bias, each, reads, each.outputs == "D"))
+            terms.append(LinearTerm(part, path, bias, each, reads, each.outputs == "D", of_source))
     return terms
+
+
+def _meets(axes: Axes, letter: str) -> tuple[int, ...]:
+    """The dimension of a matrix that meets its input, if that has this letter."""
+    return (axes.letters.index(letter),) if axes.inputs == letter else ()
 
 
 def output_biases(axes: Mapping[str, Axes]) -> list[str]:

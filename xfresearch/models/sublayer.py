@@ -98,6 +98,11 @@ class SublayerConfig:
         return ()
 
     @property
+    def of_source(self) -> tuple[str, ...]:
+        """The inner values that are of a source, the output of another stack, and not of the sublayer's input."""
+        return ()
+
+    @property
     def bias_places(self) -> tuple[str, ...]:
         """The parts of linear maps that can have a bias."""
         return ()

@@ -46,21 +46,25 @@ __all__ = [
 
 
 class Function(Protocol):
-    """A conversion as a function. `layers` are numbers of layers, by default all; `options` are the conversion's own."""
+    """A conversion as a function. `layers` are numbers of layers, by default all; `options` are the conversion's own.
+
+    Of a model with an encoder, `stack` is 'encoder' or 'decoder', by default both, and `layers` without it are those of the
+    decoder. `role` is that of sublayers which are changed on their own: 'mixer', 'cross' or 'feed_forward', by default all.
+    """
 
     __name__: str
 
     def __call__(
-        self, lm: LanguageModel, layers: Sequence[int] | None = None, **options: Any
+        self, lm: LanguageModel, layers: Sequence[int] | None = None, stack: str = "", role: str = "", **options: Any
     ) -> tuple[LanguageModel, Certificate]: ...
 
 
 def _function(conversion: Conversion) -> Function:
     def apply(
-        lm: LanguageModel, layers: Sequence[int] | None = None, **options: Any
+        lm: LanguageModel, layers: Sequence[int] | None = None, stack: str = "", role: str = "", **options: Any
     ) -> tuple[LanguageModel, Certificate]:
         chosen = None if layers is None else tuple(layers)
-        return convert(lm, chain(conversion.name, chosen, options))
+        return convert(lm, chain(conversion.name, chosen, options, stack, role))
 
     arguments = "".join(f"\n{name}: {option.doc}" for name, option in conversion.options.items())
     apply.__name__ = conversion.name

@@ -2,10 +2,10 @@
 
     y = sum_h (sum_s w_hs (x_s W_V + b_V)) W_O,h        = sum_h (sum_s w_hs x_s) W_V W_O,h + b_V W_O,h if sum_s w_hs = 1
 
-The weights w do not depend on the values, so W_h = W_V W_O,h of size D x D computes the same (value='identity_whole').
-Heads of a group share W_V, and each gets its own W_h. b_V moves to the output if the weights sum to 1: not under a sink,
-where shaping changes the sum, or where a token sees nothing. In training, dropout of the weights would drop b_V with them
-before and not after: it is set to 0. A slot's value m has no W_V:
+The weights w do not depend on the values, so W_h = W_V W_O,h computes the same (value='identity_whole'). Its size is D x D,
+or W x D if the values are of a source of width W. Heads of a group share W_V, and each gets its own W_h. b_V moves to the
+output if the weights sum to 1: not under a sink, where shaping changes the sum, or where a token sees nothing. In training,
+dropout of the weights would drop b_V with them before and not after: it is set to 0. A slot's value m has no W_V:
 
     (m - b_V) W_O,h = m' W_V W_O,h        m' = (m - b_V) (W_V^T W_V)^-1 W_V^T
 
@@ -23,25 +23,24 @@ import numpy as np
 import scipy.linalg
 
 from xfresearch.models.mixers.memory_slots import slot_heads, softmax_slots
-from xfresearch.models.mixers.softmax.config import SoftmaxConfig
+from xfresearch.models.mixers.softmax.config import Attending
 from xfresearch.models.sublayer import SublayerConfig
 from xfresearch.surgery.biases import add_bias
 from xfresearch.surgery.conversion import Conversion, Option
 from xfresearch.surgery.inverse import inverse
 from xfresearch.surgery.key_value_groups import group_of_heads, pseudo_inverses
-from xfresearch.surgery.network import Network, Params, Target
+from xfresearch.surgery.network import ATTENDING, Network, Params, Target
 from xfresearch.surgery.refused import refuse_unless, required
 
 GAUGES = ("merged", "balanced", "qr", "first_rows")
 
 
-def convert(network: Network, layers, broken: bool = False, gauge: str = "merged") -> Network:
-    mixers = network.targets("mixer", layers)
+def convert(network: Network, mixers: list[Target], broken: bool = False, gauge: str = "merged") -> Network:
     for each in mixers:
         _check(each.options, each.where)
     if gauge != "merged":
         return network.change_each(
-            mixers, lambda a: a, lambda each, params: _regauged(each, params, network.figures, gauge, broken)
+            mixers, lambda each: each.options, lambda each, params: _regauged(each, params, network.figures, gauge, broken)
         )
     moved = [each for each in mixers if network.inside(each).get("value/bias", np.zeros(1)).any()]
     for each in moved:
@@ -50,13 +49,13 @@ def convert(network: Network, layers, broken: bool = False, gauge: str = "merged
     network = replace(network, undropped=network.undropped | dropped)
     return network.change_each(
         mixers,
-        lambda a: replace(_merged(a), dropout=0.0 if dropped else a.dropout),
+        lambda each: replace(_merged(each.options), dropout=0.0 if dropped else each.options.dropout),
         lambda each, params: _merge(each, params, network.figures, broken),
     )
 
 
 def _check(options: SublayerConfig, where: str) -> None:
-    a = required(options, SoftmaxConfig, f"{where}: a mixer of kind {options.kind!r} has no terms w x W_V W_O")
+    a = required(options, Attending, f"{where}: a mixer of kind {options.kind!r} has no terms w x W_V W_O")
     refuse_unless(a.value == "learned", f"{where}: value={a.value!r} is no matrix of its own")
     refuse_unless(a.output == "learned", f"{where}: output={a.output!r} is no matrix")
     refuse_unless(not a.clip, f"{where}: clip is not linear in x W_V")
@@ -64,7 +63,7 @@ def _check(options: SublayerConfig, where: str) -> None:
     refuse_unless(gate != "elementwise", f"{where}: output_gate={gate!r} multiplies each number between W_V and W_O")
 
 
-def _check_bias(a: SoftmaxConfig, where: str) -> None:
+def _check_bias(a: Attending, where: str) -> None:
     """Raises Refused if b_V cannot leave the sum over the context."""
     sums = f"{where}: b_V W_O needs weights that sum to 1"
     instead = "(gauge='balanced' leaves b_V where it is)"
@@ -75,19 +74,19 @@ def _check_bias(a: SoftmaxConfig, where: str) -> None:
     refuse_unless(sees, f"{sums}: with sees_itself=False the first token sees none {instead}")
 
 
-def _merged(a: SoftmaxConfig) -> SoftmaxConfig:
+def _merged(a: Attending) -> Attending:
     bias = tuple(name for name in a.bias if name != "value")
     bias += ("output",) if "value" in a.bias and "output" not in bias else ()
     return replace(a, value="identity_whole", bias=bias, memory_heads="each" if softmax_slots(a) else a.memory_heads)
 
 
-def _merge(target: Target[SoftmaxConfig], params: Params, figures: dict[str, float], broken: bool) -> Params:
+def _merge(target: Target[Attending], params: Params, figures: dict[str, float], broken: bool) -> Params:
     a = target.options
     value_DGV, output_HVD = params["value/kernel"], params["output/kernel"]
     value_DHV = value_DGV[:, group_of_heads(a)]
     merged_HDD = value_DHV.swapaxes(0, 1) @ output_HVD
     new = {path: each for path, each in params.items() if not path.startswith("value/")}
-    new["output/kernel"] = merged_HDD.transpose(0, 2, 1) if broken else merged_HDD
+    new["output/kernel"] = merged_HDD[:, ::-1] if broken else merged_HDD
     bias_GV = params.get("value/bias", np.zeros(value_DGV.shape[1:]))
     if "value" in a.bias:
         add_bias(new, "output/bias", np.einsum("hv,hve->e", bias_GV[group_of_heads(a)], output_HVD))
@@ -96,7 +95,7 @@ def _merge(target: Target[SoftmaxConfig], params: Params, figures: dict[str, flo
     return new
 
 
-def _slots(target: Target[SoftmaxConfig], params: Params, bias_GV: np.ndarray, figures: dict[str, float]) -> Params:
+def _slots(target: Target[Attending], params: Params, bias_GV: np.ndarray, figures: dict[str, float]) -> Params:
     """The values of the slots as m' [M, G, D]. Their stored scale, the root of M, does not change."""
     a = target.options
     value_DGV = params["value/kernel"]
@@ -160,7 +159,8 @@ ABSORB_VALUE_OUTPUT = Conversion(
     about="W_V W_O as one matrix per head, or in another gauge",
     conditions="softmax attention with both matrices, without clipping or an elementwise gate; a bias of the value needs "
     "weights that sum to 1",
-    broken="with W_V W_O transposed, or R^T for the inverse of R",
+    broken="with the rows of W_V W_O in reverse order, or R^T for the inverse of R",
     convert=convert,
+    roles=ATTENDING,
     options={"gauge": Option("merged", "merged: one matrix; the others keep the size of the heads", GAUGES)},
 )

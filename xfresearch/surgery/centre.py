@@ -31,8 +31,9 @@ from xfresearch.models.feed_forwards.dense import HIDDEN
 from xfresearch.models.layouts import LAYOUTS, Branch
 from xfresearch.models.norms import NormSpec
 from xfresearch.surgery.conversion import Conversion, Option
+from xfresearch.surgery.layer_blocks import LayerBlock
 from xfresearch.surgery.narrower import narrowed
-from xfresearch.surgery.network import LayerBlock, Network
+from xfresearch.surgery.network import Network
 from xfresearch.surgery.refused import refuse_unless
 from xfresearch.surgery.stream_maps import last_maps, tables
 from xfresearch.surgery.untie import untied

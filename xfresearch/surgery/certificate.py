@@ -14,10 +14,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from xfresearch.kernels.cross_entropy import nll_of_logits
-from xfresearch.models.model_config import ModelConfig, longest_sequence, mixtures
+from xfresearch.models.model_config import ModelConfig, mixtures
+from xfresearch.models.stream import Stream
 from xfresearch.run.closed_form import costs
 from xfresearch.runtime.tables import count
-from xfresearch.surgery.layerwise import Runner
+from xfresearch.surgery.layerwise import Pass, Runner
 from xfresearch.surgery.network import Network, Params
 
 BOUND = 1e-10  # relative, in float64: an exact conversion that misses it writes nothing
@@ -87,47 +88,61 @@ class Certificate:
         return "\n".join(f"{name:<{width}}  {value}" for name, value in rows)
 
 
+class Inputs(NamedTuple):
+    """What a pass reads: tokens [B, L], and [B, S] of a source if there is an encoder."""
+
+    tokens_BL: np.ndarray
+    source_BS: np.ndarray | None = None
+
+    @property
+    def rows(self) -> int:
+        return len(self.tokens_BL)
+
+    def pass_of(self, runner: Runner, cached: int = 0, in_turn: bool = False) -> Pass:
+        return runner.run(self.tokens_BL, cached, in_turn, self.source_BS)
+
+
+class HeldOut(NamedTuple):
+    """Rows of held-out text, which may be None, and their bytes without the first token; 0 if that is not known."""
+
+    inputs: Inputs | None = None
+    n_bytes: int = 0
+
+
 def certify(
-    certificate: Certificate,
-    before: Network,
-    after: Network,
-    broken: dict[str, Network],
-    text_BL: np.ndarray,
-    n_bytes: int,
+    certificate: Certificate, before: Network, after: Network, broken: dict[str, Network], text: HeldOut
 ) -> None:
-    """Fills in `certificate` by comparing two networks. `broken` are the controls by name. `text_BL` are token ids of
-    held-out text with `n_bytes` bytes, or None. Call it with JAX in 64 bits."""
+    """Fills in `certificate` by comparing two networks. `broken` are the controls by name. Call it with JAX in 64 bits."""
     began = time.perf_counter()
-    domain = Domain.of(before, after, text_BL)
-    tokens_BL = domain.batches[0]
+    domain = Domain.of(before, after, text.inputs)
+    inputs = domain.batches[0]
     runners = [Runner(network, "float64") for network in (before, after)]
-    cached = min(CACHED, tokens_BL.shape[1] - 1) if before.model.causal else 0
-    old, new = (runner.run(tokens_BL, cached) for runner in runners)
+    cached = min(CACHED, inputs.tokens_BL.shape[1] - 1) if before.model.causal else 0
+    old, new = (inputs.pass_of(runner, cached) for runner in runners)
     certificate.differences = {"all tokens": difference_of_logits(old.logits_BLV[:1], new.logits_BLV[:1])}
-    if text_BL is not None:
+    if text.inputs is not None:
         certificate.differences["text"] = difference_of_logits(old.logits_BLV[1:], new.logits_BLV[1:])
     if old.cached_BCV is not None and new.cached_BCV is not None:
         certificate.differences["with the cache"] = difference_of_logits(old.cached_BCV, new.cached_BCV)
-    gradients = (each.gradient(tokens_BL, made.streams) for each, made in zip(runners, (old, new), strict=True))
+    gradients = (each.gradient(inputs.tokens_BL, made) for each, made in zip(runners, (old, new), strict=True))
     certificate.gradient = difference(*gradients)["relative"]
     for name, network in broken.items():
-        certificate.controls[name] = difference_of_logits(old.logits_BLV, _logits(network, tokens_BL))["relative"]
+        certificate.controls[name] = difference_of_logits(old.logits_BLV, _logits(network, inputs))["relative"]
     for dtype in DTYPES:
-        sides = (_logits(network, tokens_BL, dtype) for network in (before, after))
+        sides = (_logits(network, inputs, dtype) for network in (before, after))
         certificate.other_dtypes[dtype] = difference_of_logits(*sides)["relative"]
     saved = after.resolved.param_dtype
-    certificate.rounded[saved] = difference_of_logits(old.logits_BLV, _logits(rounded(after, saved), tokens_BL))["relative"]
-    if text_BL is not None:
+    certificate.rounded[saved] = difference_of_logits(old.logits_BLV, _logits(rounded(after, saved), inputs))["relative"]
+    if text.n_bytes:
         logits = {"before": old.logits_BLV, "after": new.logits_BLV}
-        certificate.bits_per_byte = {name: _bits(each[1:], tokens_BL[1:], n_bytes) for name, each in logits.items()}
-    certificate.costs = _costs(before.resolved, after.resolved, tokens_BL.shape[1])
+        bits = {name: _bits(each[1:], inputs.tokens_BL[1:], text.n_bytes) for name, each in logits.items()}
+        certificate.bits_per_byte = bits
+    certificate.costs = _costs(before.resolved, after.resolved, inputs.tokens_BL.shape[1])
     del old, new
     wrong = domain.compare(certificate, runners)
     if not certificate.relative <= BOUND:
-        first, second = runners
-        streams = [runner.run(tokens_BL if wrong is None else wrong).streams for runner in runners]
-        certificate.first_difference = first_difference(first, second, *streams)
-    certificate.domain, certificate.dropout = str(domain), _dropout(before.resolved, after.undropped)
+        certificate.first_difference = first_difference(runners, inputs if wrong is None else wrong)
+    certificate.domain, certificate.dropout = str(domain), _dropout(before.resolved, after.told[1])
     certificate.seconds = time.perf_counter() - began
 
 
@@ -140,53 +155,69 @@ def _dropout(model: ModelConfig, undropped: Iterable[str]) -> str:
 class Domain(NamedTuple):
     """What two networks are compared on.
 
-    batches: tokens [B, L] each. Their first rows together have every token of the vocabulary; the other rows of the first
-    batch are text. length: of one more sequence, if a table has a row for each position or distance up to it; 0 without.
-    experts: whether tokens are also sent to every expert in turn."""
+    batches: tokens [B, L] each, and of sources. Their first rows together have every token of the vocabulary; the other
+    rows of the first batch are text. longest: one more sequence, and one more source, if a table has a row for each position
+    or distance up to it; None without. experts: whether tokens are also sent to every expert in turn."""
 
-    batches: list[np.ndarray]
+    batches: list[Inputs]
     vocab_size: int
-    length: int
+    longest: Inputs | None
     experts: bool
 
     @classmethod
-    def of(cls, before: Network, after: Network, text_BL: np.ndarray) -> "Domain":
-        model = before.resolved
-        limit = longest_sequence(model) or model.max_length or LONGEST
-        L = min(limit, LONGEST, *([] if text_BL is None else [text_BL.shape[1]]))
-        text_TL = np.zeros((0, L), int) if text_BL is None else text_BL[:, :L]
-        B, V = 1 + len(text_TL), model.vocab_size
-        rng = np.random.default_rng(0)
-        rows = 1 + B * max(0, -(-(V - L) // (B * L)))  # batches of one shape share compiled programs
-        tokens_RL = np.concatenate([rng.permutation(V), rng.integers(V, size=rows * L)])[: rows * L].reshape(rows, L)
-        batches = [np.concatenate([tokens_RL[:1], text_TL])] + [tokens_RL[n : n + B] for n in range(1, rows, B)]
+    def of(cls, before: Network, after: Network, text: Inputs | None) -> "Domain":
+        model, rng, V = before.resolved, np.random.default_rng(0), before.resolved.vocab_size
+        limits = [each.longest or each.max_length or LONGEST for each in reversed(model.all_stacks)]  # of tokens, of sources
+        rows = [None, None] if text is None else text
+        texts = [None if row is None else row[:, : min(limit, LONGEST)] for row, limit in zip(rows, limits, strict=False)]
+        lengths = [min(n, LONGEST) if t is None else t.shape[1] for n, t in zip(limits, texts, strict=False)]
+        B = 1 if text is None else 1 + text.rows
+        left = max(0, *(-(-(V - length) // (B * length)) for length in lengths))
+        count = 1 + B * left  # batches of one shape share compiled programs
+        drawn = [_tokens(rng, V, count, length) for length in lengths]
+        first = [d[:1] if t is None else np.concatenate([d[:1], t]) for d, t in zip(drawn, texts, strict=False)]
+        batches = [Inputs(*first)] + [Inputs(*(d[n : n + B] for d in drawn)) for n in range(1, count, B)]
+        more = has_tables(before) and any(limit > length for limit, length in zip(limits, lengths, strict=True))
+        longest = Inputs(*(rng.integers(V, size=(1, limit)) for limit in limits)) if more else None
         experts = [moe for each in (model, after.resolved) for moe in mixtures(each)]
-        return cls(batches, V, limit if has_tables(before) and limit > L else 0, bool(experts))
+        return cls(batches, V, longest, bool(experts))
 
-    def compare(self, certificate: Certificate, runners: list[Runner]) -> np.ndarray | None:
-        """Adds what the batches after the first one, the longest sequence and the experts show. The tokens of the first
-        batch that differs; None if none does."""
-        rng = np.random.default_rng(1)
-        cases = [("all tokens", tokens_BL, False) for tokens_BL in self.batches[1:]]
-        cases += [("all positions", rng.integers(self.vocab_size, size=(1, self.length)), False)] if self.length else []
+    def compare(self, certificate: Certificate, runners: list[Runner]) -> Inputs | None:
+        """Adds what the batches after the first one, the longest sequence and the experts show. The first batch that
+        differs; None if none does."""
+        cases = [("all tokens", inputs, False) for inputs in self.batches[1:]]
+        cases += [("all positions", self.longest, False)] if self.longest else []
         cases += [("all experts", self.batches[0], True)] if self.experts else []
         wrong = None
-        for name, tokens_BL, in_turn in cases:
-            new = difference_of_logits(*(runner.run(tokens_BL, in_turn=in_turn).logits_BLV for runner in runners))
+        for name, inputs, in_turn in cases:
+            sides = (inputs.pass_of(runner, in_turn=in_turn).logits_BLV for runner in runners)
+            new = difference_of_logits(*sides)
             old = certificate.differences.get(name, new)
             certificate.differences[name] = {measure: float(np.max([old[measure], new[measure]])) for measure in new}
-            wrong = tokens_BL if wrong is None and not new["relative"] <= BOUND else wrong
+            wrong = inputs if wrong is None and not new["relative"] <= BOUND else wrong
         return wrong
 
     def __str__(self) -> str:
-        length = self.length or self.batches[0].shape[1]
-        text = f"{len(self.batches[0]) - 1} rows of text" if len(self.batches[0]) > 1 else "no text"
-        parts = [f"all {self.vocab_size:,} tokens", f"positions 0 to {length - 1:,}", text]
+        first = self.batches[0]
+        last = [each.shape[1] - 1 for each in self.longest or first if each is not None]
+        of_source = f" (of sources 0 to {last[1]:,})" if len(last) > 1 else ""
+        text = f"{first.rows - 1} rows of text" if first.rows > 1 else "no text"
+        parts = [f"all {self.vocab_size:,} tokens", f"positions 0 to {last[0]:,}{of_source}", text]
         return ", ".join(parts + ["every expert"] * self.experts)
+
+
+def _tokens(rng: np.random.Generator, vocab_size: int, rows: int, length: int) -> np.ndarray:
+    """Tokens [rows, length], of which the first ones are all of the vocabulary once."""
+    drawn = np.concatenate([rng.permutation(vocab_size), rng.integers(vocab_size, size=rows * length)])
+    return drawn[: rows * length].reshape(rows, length)
 
 
 def has_tables(network: Network) -> bool:
     """Whether a table has a row for each position, or for each distance of two positions."""
+    return any(_has_tables(each) for each in network.stacks)
+
+
+def _has_tables(network: Network) -> bool:
     outside = any(path.startswith(("position/", "shared/")) for path in network.outside)
     return outside or any(options.kind == "lambda" for at in network.layers for options in at.block.sublayers.values())
 
@@ -197,11 +228,12 @@ def rounded(network: Network, dtype: str) -> Network:
     def of(params: Params) -> Params:
         return {path: leaf.astype(dtype).astype(np.float64) for path, leaf in params.items()}
 
-    return replace(network, outside=of(network.outside), params=lambda number: of(network.params(number)))
+    encoder = network.encoder and rounded(network.encoder, dtype)
+    return replace(network, outside=of(network.outside), params=lambda number: of(network.params(number)), encoder=encoder)
 
 
-def _logits(network: Network, tokens_BL: np.ndarray, dtype: str = "float64") -> np.ndarray:
-    return Runner(network, dtype).run(tokens_BL).logits_BLV
+def _logits(network: Network, inputs: Inputs, dtype: str = "float64") -> np.ndarray:
+    return inputs.pass_of(Runner(network, dtype)).logits_BLV
 
 
 def difference(a: np.ndarray, b: np.ndarray) -> dict[str, float]:
@@ -245,19 +277,34 @@ def _costs(before: ModelConfig, after: ModelConfig, length: int) -> dict[str, di
     return {name.replace("_", " "): {side: getattr(each, name) for side, each in both.items()} for name in names}
 
 
-def first_difference(before: Runner, after: Runner, old: list[Any], new: list[Any]) -> str:
-    """The first named value inside the first layer whose outputs differ by more than BOUND; '' if the layers of the two
-    networks do not correspond."""
-    if len(old) != len(new):
+def first_difference(runners: list[Runner], inputs: Inputs) -> str:
+    """The first named value inside the first layer whose outputs differ by more than BOUND, of the encoder or of the
+    decoder; '' if the layers of the two networks do not correspond."""
+    passes = [inputs.pass_of(runner) for runner in runners]
+    if any(len({len(streams) for streams in each}) > 1 for each in _of_stacks(passes)):
         return ""
-    for number, streams in enumerate(zip(old[1:], new[1:], strict=True)):
-        shapes = {stream.x_BLD.shape for stream in streams}
-        if len(shapes) == 1 and difference(*(stream.x_BLD for stream in streams))["relative"] <= BOUND:
-            continue
-        values = before.taps(number, old[number]), after.taps(number, new[number])
-        for name in [name for name in values[0] if name in values[1]]:
-            a, b = (each[name] for each in values)
-            if a.shape == b.shape and not difference(a, b)["relative"] <= BOUND:  # NaN differs, too
+    stacks = [[runner.encoder for runner in runners], [runner.decoder for runner in runners]]
+    of_stacks = [[None, None], [each.source for each in passes]]
+    for both, streams, sources in zip(stacks, _of_stacks(passes), of_stacks, strict=True):
+        for number, outputs in enumerate(zip(*(each[1:] for each in streams), strict=True)):
+            if name := _difference_in(number, both, [each[number] for each in streams], list(outputs), sources):
                 return name
-        return f"blocks.{number}"
     return "final"
+
+
+def _of_stacks(passes: list[Pass]) -> list[list[list[Stream]]]:
+    """The streams of both passes in the encoder, and in the decoder."""
+    return [[each.of_encoder for each in passes], [each.streams for each in passes]]
+
+
+def _difference_in(number: int, stacks: list[Any], inputs: list[Stream], outputs: list[Stream], sources: list[Any]) -> str:
+    """The first value in a layer that differs; '' if its outputs do not."""
+    shapes = {stream.x_BLD.shape for stream in outputs}
+    if len(shapes) == 1 and difference(*(stream.x_BLD for stream in outputs))["relative"] <= BOUND:
+        return ""
+    first, second = (each.taps(number, *read) for each, *read in zip(stacks, inputs, sources, strict=True))
+    for name in [name for name in first if name in second]:
+        a, b = first[name], second[name]
+        if a.shape == b.shape and not difference(a, b)["relative"] <= BOUND:  # NaN differs, too
+            return name
+    return f"{stacks[0].model.prefix}blocks.{number}"

@@ -9,12 +9,13 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from xfresearch.data.pipeline import evaluation_batches, prepare
 from xfresearch.loading.language_model import LanguageModel
 from xfresearch.models.words import model_in_words
 from xfresearch.runtime.errors import UserError
 from xfresearch.runtime.progress import stage
-from xfresearch.surgery.certificate import BOUND, CONTROL, LONGEST, Certificate, certify
-from xfresearch.surgery.conversion import Conversion
+from xfresearch.surgery.certificate import BOUND, CONTROL, LONGEST, Certificate, HeldOut, Inputs, certify
+from xfresearch.surgery.conversion import EVERYWHERE, Conversion, Where
 from xfresearch.surgery.network import Network, assemble, take_apart
 from xfresearch.surgery.refused import Refused
 
@@ -25,8 +26,12 @@ class Step(NamedTuple):
     """One conversion of a chain, with its arguments."""
 
     conversion: Conversion
-    layers: tuple[int, ...] | None = None  # None for all
+    where: Where = EVERYWHERE
     options: dict[str, Any] = {}
+
+    def __call__(self, network: Network, broken: bool | str = False) -> Network:
+        """The network after it."""
+        return self.conversion(network, broken=broken, **self.where._asdict(), **self.options)
 
 
 def convert(lm: LanguageModel, steps: Sequence[Step]) -> tuple[LanguageModel, Certificate]:
@@ -50,17 +55,17 @@ def convert(lm: LanguageModel, steps: Sequence[Step]) -> tuple[LanguageModel, Ce
     return LanguageModel(model, params, lm.tokenizer, lm.run, lm.step), certificate
 
 
-def _certified(before: Network, after: Network, steps: Sequence[Step], text: tuple[Any, ...]) -> Certificate:
+def _certified(before: Network, after: Network, steps: Sequence[Step], text: HeldOut) -> Certificate:
     """The certificate of a chain. Raises Refused if no step is an approximation and the networks are not equal, or if an
     approximation is not finite."""
     approximate = any(step.conversion.approximates(step.options) for step in steps)
     certificate = Certificate([step.conversion.name for step in steps], approximate)
     with jax.enable_x64(True), stage("certificate"):
         try:
-            certify(certificate, before, after, _controls(before, steps), *text)
+            certify(certificate, before, after, _controls(before, steps), text)
         except Refused as refused:  # of a layer's parameters, which are computed late: a matrix has no inverse
             raise Refused(f"{', '.join(certificate.conversions)}: {refused}") from refused
-    certificate.figures = after.figures
+    certificate.figures = after.told[0]
     if certificate.not_finite or not (certificate.approximate or certificate.exact):
         raise Refused(_why(certificate))
     return certificate
@@ -89,36 +94,47 @@ def left_out(lm: LanguageModel) -> str:
 def plan(lm: LanguageModel, steps: Sequence[Step]) -> str:
     """The model that the steps would make, in words. Raises Refused if one does not apply. Nothing is compared."""
     network = _after(take_apart(lm.config, lm.params), steps)
-    for number in range(len(network.layers)):
-        network.params(number)  # it may have no inverse
+    for each in network.stacks:
+        for number in range(len(each.layers)):
+            each.params(number)  # it may have no inverse
     return f"{', '.join(step.conversion.name for step in steps)}: {model_in_words(network.resolved)}"
 
 
-def _after(network: Network, steps: Sequence[Step], broken: int | None = None) -> Network:
-    """The network after the steps. The step with the number `broken` is its control."""
-    network = replace(network, figures={}, undropped=frozenset())
-    for number, step in enumerate(steps):
-        network = step.conversion(network, step.layers, broken=number == broken, **step.options)
+def _after(network: Network, steps: Sequence[Step], broken: str = "") -> Network:
+    """The network after the steps. The last one is its control in the stack `broken`, if that is given."""
+    network = network.fresh()
+    for number, step in enumerate(steps, 1):
+        network = step(network, broken=broken if number == len(steps) else False)
     return network
 
 
-def held_out_text(lm: LanguageModel) -> tuple[np.ndarray | None, int]:
-    """Token ids [B, L] of held-out text and the bytes of the tokens after the first; (None, 0) if there is none."""
+def held_out_text(lm: LanguageModel) -> HeldOut:
+    """Rows of held-out text; none if there is no tokenizer, no corpus here, or less text than one row. Those of a model with
+    an encoder are pairs of a source and a target as in training, of which padding is read like any token."""
     length = min(lm.config.max_length or LONGEST, LONGEST)
     try:
+        if lm.config.encoder:
+            run = replace(lm.run, sequence_length=min(lm.run.sequence_length, length))
+            pairs = prepare(run, run.evaluation.split, tokenizer=lm.tokenizer)
+            batch = next(iter(evaluation_batches(pairs, TEXT_ROWS, TEXT_ROWS)))
+            return HeldOut(Inputs(batch["tokens"], batch["source"])) if "source" in batch else HeldOut()
         text_BL = np.concatenate([*lm.batches(length=length, limit=TEXT_ROWS)])
-    except (UserError, ValueError):  # no tokenizer, no corpus here, or less text than one row
-        return None, 0
+    except (UserError, ValueError):
+        return HeldOut()
     assert lm.tokenizer is not None  # without one there are no batches
-    return text_BL, sum(len(lm.tokenizer.decode(row[1:].tolist()).encode()) for row in text_BL)
+    n_bytes = sum(len(lm.tokenizer.decode(row[1:].tolist()).encode()) for row in text_BL)
+    return HeldOut(Inputs(text_BL), n_bytes)
 
 
 def _controls(before: Network, steps: Sequence[Step]) -> dict[str, Network]:
-    """For each step, the chain up to it with this step broken. A later step need not apply to a broken network."""
-    return {
-        f"{step.conversion.name}, {step.conversion.broken}": _after(before, steps[: number + 1], number)
-        for number, step in enumerate(steps)
-    }
+    """For each step, the chain up to it with this step broken in one stack. A later step need not apply to a broken
+    network."""
+    controls = {}
+    for number, step in enumerate(steps, 1):
+        for stack in step.conversion.stacks(before, step.where):
+            name = f"{step.conversion.name}{f' of the {stack}' if before.encoder else ''}, {step.conversion.broken}"
+            controls[name] = _after(before, steps[:number], stack)
+    return controls
 
 
 def _why(certificate: Certificate) -> str:

@@ -12,50 +12,69 @@ algebra, and the terms that are in the way elsewhere.
 
 is `fuse_output` in a layout that keeps the place of W_O ('no_skip'): output='identity' needs as many numbers in the heads as
 in the model. Every norm and every skip between W_O and W_1 is in the way; fuse_output.py lists them.
+
+The layouts with cross-attention have skips, but `drop_query` needs no inverse there (across.py).
 """
 
 from dataclasses import replace
 
+from xfresearch.surgery.across import without_matrix
 from xfresearch.surgery.basis import drop
 from xfresearch.surgery.conversion import Conversion
-from xfresearch.surgery.fuse_output import check, fused
-from xfresearch.surgery.network import Network
-from xfresearch.surgery.refused import refuse_unless
+from xfresearch.surgery.fuse_output import between, check, fused
+from xfresearch.surgery.network import ATTENDING, Network, Target
+from xfresearch.surgery.refused import Refused, refuse_unless
+
+ACROSS = "; in cross-attention"  # in the conditions
 
 
-def _conversion(name: str) -> Conversion:
-    """The conversion that drops the matrix of queries, keys or values."""
+def _conversion(name: str, across: str) -> Conversion:
+    """The conversion that drops the matrix of queries, keys or values. `across`: when it is exact in cross-attention."""
     symbol = f"W_{name[0].upper()}"
 
-    def convert(network: Network, layers, broken: bool = False) -> Network:
-        return drop(network, layers, name, broken)
+    def convert(network: Network, sublayers: list[Target], broken: bool = False) -> Network:
+        cross = [each for each in sublayers if each.role == "cross"]
+        layers = [each.number for each in sublayers if each.role != "cross"]
+        try:
+            network = drop(network, layers, name, broken) if layers else network
+        except Refused as refused:
+            alone = " (role='cross' is for cross-attention alone)" if cross and name == "query" else ""
+            raise Refused(f"{refused}{alone}") from refused
+        return without_matrix(network, network.again(cross), name, broken)
 
     return Conversion(
         name=f"drop_{name}",
         about=f"{symbol} into what writes a skipless layer's input, and its inverse into what else reads it",
         conditions=f"layouts without skips ('no_skip', 'skipless_parallel'), no norm at attention_in, a square and "
-        f"well-conditioned {symbol} without a bias in layer 0, and other matrices on everything that reads and writes x",
+        f"well-conditioned {symbol} without a bias in layer 0, and other matrices on everything that reads and writes x"
+        f"{ACROSS} {across}",
         broken=f"with the transpose of {symbol} for its inverse",
         convert=convert,
+        roles=ATTENDING,
     )
 
 
-def without_output(network: Network, layers, broken: bool = False) -> Network:
-    for number in layers:
-        check(network, number)
-        mixer, where = network.only("mixer", number), f"layer {number}"
+def without_output(network: Network, sublayers: list[Target], broken: bool = False) -> Network:
+    for each in sublayers:
+        if each.role == "cross":
+            refuse_unless(False, f"{each.where}: {between(network.layers[each.number].block, 'cross')}")
+        check(network, each.number)
+        mixer, where = network.only("mixer", each.number), f"layer {each.number}"
         kind = mixer.options.kind
         refuse_unless(hasattr(mixer.options, "output"), f"{where}: a mixer of kind {kind!r} always has W_O in this layout")
         heads, size, width = network.inside(mixer)["output/kernel"].shape
         refuse_unless(heads * size == width, f"{where}: o has {heads} * {size} numbers, and the model has {width}")
-    return fused(network, layers, broken, replace)
+    return fused(network, [each.number for each in sublayers], broken, replace)
 
 
-DROP_QUERY, DROP_KEY, DROP_VALUE = (_conversion(name) for name in ("query", "key", "value"))
+DROP_QUERY = _conversion("query", "W_Q moves into W_K, if the query has no bias, norm or clipping")
+DROP_KEY = _conversion("key", "merge_query_key")
+DROP_VALUE = _conversion("value", "absorb_value_output")
 DROP_OUTPUT = Conversion(
     name="drop_output",
     about="W_O into W_1 of a layer without a skip or a norm between them",
     conditions="nothing between W_O and W_1, and as many numbers in the heads as in the model",
     broken="with the rows of W_O in reverse order",
     convert=without_output,
+    roles=ATTENDING,
 )

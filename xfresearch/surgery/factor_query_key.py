@@ -19,21 +19,20 @@ from dataclasses import replace
 import numpy as np
 
 from xfresearch.models.mixers.memory_slots import slot_heads, softmax_slots
-from xfresearch.models.mixers.softmax.config import SoftmaxConfig
+from xfresearch.models.mixers.softmax.config import Attending
 from xfresearch.surgery.conversion import Conversion, Option
-from xfresearch.surgery.network import Network, Params
+from xfresearch.surgery.network import ATTENDING, Network, Params, Target
 from xfresearch.surgery.refused import refuse_unless
 
 EXACT = 1e-12  # singular values below this, relative to the largest, are rounding errors of float64
 
 
-def convert(network: Network, layers, broken: bool = False, rank: int = 0) -> Network:
-    mixers = network.targets("mixer", layers)
+def convert(network: Network, mixers: list[Target], broken: bool = False, rank: int = 0) -> Network:
     for each in mixers:
         _check(each.options, each.where)
     spectra = {each: _spectra(each.options, network.inside(each)) for each in mixers}
     smallest = {each: max(int((s > EXACT * s[0]).sum()) for s in spectra[each]) for each in mixers}
-    width = network.model.width
+    width = min(min(each.width, each.read_width) for each in mixers)
     refuse_unless(
         0 <= rank <= width, f"rank={rank} is not between 1 and the width {width}, or 0 for the smallest exact one"
     )
@@ -41,23 +40,25 @@ def convert(network: Network, layers, broken: bool = False, rank: int = 0) -> Ne
         if 0 < rank < smallest[each]:
             network.figures[f"{each.where}, largest |W_h - A_h B^T|"] = float(max(s[rank] for s in spectra[each]))
         exact = f"W_h with b_h has rank {smallest[each]}"
-        full = not rank and smallest[each] == width
+        full = not rank and smallest[each] >= width
         refuse_unless(not full, f"{each.where}: {exact}, the width: two factors are not smaller (rank={width} makes them)")
     rank = rank or max(1, *smallest.values())  # matrices of zeros have rank 0, which would be the full rank
     return network.change_each(
-        mixers, lambda a: _factored(a, rank), lambda each, params: _factor(each.options, params, rank, broken)
+        mixers,
+        lambda each: _factored(each.options, rank),
+        lambda each, params: _factor(each.options, params, rank, broken),
     )
 
 
 def _check(a, where: str) -> None:
-    softmax = isinstance(a, SoftmaxConfig)
+    softmax = isinstance(a, Attending)
     refuse_unless(softmax, f"{where}: a mixer of kind {a.kind!r} has no merged matrix W_h")
     refuse_unless(a.query == "merged", f"{where}: query={a.query!r} is no merged matrix W_h (merge_query_key first)")
     refuse_unless(not a.rank, f"{where}: W_h has factors of rank {a.rank} already")
     refuse_unless(a.position != "relative_key", f"{where}: x W_h r_(l - s)^T: relative keys read x W_h itself")
 
 
-def _stacked(a: SoftmaxConfig, params: Params) -> np.ndarray:
+def _stacked(a: Attending, params: Params) -> np.ndarray:
     """M [G, R, D]: the rows of W_h and b_h of each group."""
     kernel_DHE = params["query/kernel"]
     bias_HE = params.get("query/bias", np.zeros(kernel_DHE.shape[1:]))
@@ -65,19 +66,19 @@ def _stacked(a: SoftmaxConfig, params: Params) -> np.ndarray:
     return rows_HRE.reshape(a.kv_heads, -1, rows_HRE.shape[-1])
 
 
-def _spectra(a: SoftmaxConfig, params: Params) -> list[np.ndarray]:
+def _spectra(a: Attending, params: Params) -> list[np.ndarray]:
     """The singular values of each group."""
     return [np.linalg.svd(rows_RE, compute_uv=False) for rows_RE in _stacked(a, params)]
 
 
-def _factored(a: SoftmaxConfig, rank: int) -> SoftmaxConfig:
+def _factored(a: Attending, rank: int) -> Attending:
     # value='key' was x itself, the key of a merged matrix
     value = "identity_whole" if a.value == "key" else a.value
     heads = "each" if softmax_slots(a) else a.memory_heads
     return replace(a, rank=rank, key="learned", value=value, memory_heads=heads)
 
 
-def _factor(a: SoftmaxConfig, params: Params, rank: int, broken: bool) -> Params:
+def _factor(a: Attending, params: Params, rank: int, broken: bool) -> Params:
     width = params["query/kernel"].shape[0]
     queries, keys = [], []  # of each group
     for rows_RE in _stacked(a, params):
@@ -92,7 +93,7 @@ def _factor(a: SoftmaxConfig, params: Params, rank: int, broken: bool) -> Params
     return new | (_slots(a, params, key_DGr) if softmax_slots(a) else {})
 
 
-def _slots(a: SoftmaxConfig, params: Params, key_DGr: np.ndarray) -> Params:
+def _slots(a: Attending, params: Params, key_DGr: np.ndarray) -> Params:
     """The slots with keys m B for each group. Keys are stored over the root of their size."""
     stored_MGD, stored_MGV = params["memory/key"], params["memory/value"]
     shape = (a.memory_slots, a.kv_heads)
@@ -110,6 +111,7 @@ FACTOR_QUERY_KEY = Conversion(
     conditions="query='merged' at full rank, without relative keys, and matrices with a rank of at most r",
     broken="without the roots of the singular values in the factor of the key",
     convert=convert,
+    roles=ATTENDING,
     approximate=lambda rank: rank > 0,
     options={"rank": Option(0, "rank r of the factors; 0 for the smallest exact one, below which it is an approximation")},
 )

@@ -30,7 +30,8 @@ from xfresearch.models.mixers.slots import SlotsConfig
 from xfresearch.models.mixers.softmax.config import SoftmaxConfig
 from xfresearch.surgery.biases import add_bias
 from xfresearch.surgery.conversion import Conversion, Option
-from xfresearch.surgery.network import LayerBlock, Network, Params, Target, in_layout, names_of, options_of
+from xfresearch.surgery.layer_blocks import LayerBlock
+from xfresearch.surgery.network import Network, Params, Target, in_layout, names_of, options_of
 from xfresearch.surgery.refused import refuse_unless, required
 from xfresearch.surgery.softmax_form import check_slots, to_softmax
 
@@ -68,7 +69,7 @@ def convert(network: Network, layers, broken: bool = False, form: str = "element
     refuse_unless(bool(chosen), "no layer has a feed-forward layer")
     for number in sorted(chosen):
         refuse_unless(number in has, f"layer {number}: there is no feed-forward layer")
-        for each in network.targets("feed_forward", [number]):
+        for each in network.targets(("feed_forward",), [number]):
             _check(each, network.layers[number].block.layout)
     if form == "softmax":
         return to_softmax(network, chosen, LAYOUT, broken)

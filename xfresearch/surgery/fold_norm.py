@@ -16,8 +16,9 @@ The softmax cancels the last terms, so b W diag(g) becomes the bias of the query
 and with a softcap they do not cancel: refused. Slots and relative keys have keys of their own, which do not take the second
 diag(g), and value='key' is g h + b itself: refused, too.
 
-The final norm moves into an untied head, n (g h + b) E^T = h (E diag(g))^T + b E^T. Without positions at the embedding,
-the embedding's norm is a function of the token alone, and the whole norm moves into the table.
+The final norm moves into an untied head, n (g h + b) E^T = h (E diag(g))^T + b E^T, and that of an encoder into W_K and W_V
+of all cross-attention (source.py). Without positions at the embedding, the embedding's norm is a function of the token
+alone, and the whole norm moves into the table.
 """
 
 from dataclasses import replace
@@ -34,7 +35,7 @@ from xfresearch.surgery.biases import add_bias, check_places, with_all_biases, w
 from xfresearch.surgery.conversion import Conversion
 from xfresearch.surgery.network import Network, Params, names_of
 from xfresearch.surgery.refused import refuse_unless
-from xfresearch.surgery.stream_maps import readers
+from xfresearch.surgery.stream_maps import readers, with_end
 from xfresearch.surgery.untie import untied
 
 OUTSIDE = ("final_norm", "embedding_norm")
@@ -55,7 +56,7 @@ def convert(network: Network, layers, broken: bool = False) -> Network:
     )
     if "embedding_norm" in outside:
         folded = _into_embedding(folded, broken)
-    return _into_head(folded, broken) if "final_norm" in outside else folded
+    return _into_end(folded, broken) if "final_norm" in outside else folded
 
 
 def sites(block: BlockConfig) -> dict[str, list[str]]:
@@ -109,9 +110,11 @@ def _check_identities(options, gain_D, bias_D, where: str) -> None:
     """Raises Refused if a reader of the norm has no matrix, or cannot take the norm's bias."""
     trivial = (gain_D == 1).all() and not bias_D.any()
     for name, kind in options.identities.items():
+        if name in options.of_source:  # not of the stream, which the norm is of
+            continue
         takes = name == "output" or name == "key" and options.both_sides
         refuse_unless(takes or trivial, f"{where}: {name}={kind!r} has no matrix that could take the norm's gain")
-    if options.both_sides:
+    if options.both_sides and not options.of_source:
         _check_both_sides(options, gain_D, bias_D, where)
 
 
@@ -163,27 +166,21 @@ def _folded(network: Network, number: int, block: BlockConfig, params: Params, n
     return with_all_biases(new, network.terms(number, *biased))
 
 
-def _into_head(network: Network, broken: bool) -> Network:
-    """The network with the final norm's gain and bias in the head."""
+def _into_end(network: Network, broken: bool) -> Network:
+    """The network with the final norm's gain and bias in the head, or in cross-attention."""
     last = network.layers[-1].block
-    head = network.model.head_activation
+    reader = "cross-attention" if network.stack else "the head"
+    head = "none" if network.stack else network.model.head_activation
     refuse_unless(head == "none", f"head_activation={head!r}: a layer is between the final norm and the output matrix")
     refuse_unless(
         not LAYOUTS[last.layout].branches[-1].connection.ends_with,
-        f"the head reads x + norm(sum of all outputs) with layout={last.layout!r}, not the norm alone",
+        f"{reader} reads x + norm(sum of all outputs) with layout={last.layout!r}, not the norm alone",
     )
     network = untied(network)
     spec = network.norm(network.model.final_norm)
     gain_D, bias_D = _gain_and_bias(network.outside, "final_norm", spec, network.model.width)
-    head_VD = network.outside["head/table"]
-    new: dict[str, np.ndarray | None] = {"final_norm/gain": None, "final_norm/bias": None}
-    new["head/table"] = head_VD if broken else head_VD * gain_D
-    options = {}
-    if bias_D.any():
-        of_norm_V = network.model.head_factor * (head_VD @ bias_D)
-        new["head_bias/bias"] = of_norm_V + network.outside.get("head_bias/bias", 0.0)
-        options = {"head_bias": True}
-    network = network.with_outside(new, **options)
+    network = with_end(network, np.diag(np.ones_like(gain_D) if broken else gain_D), bias_D)
+    network = network.with_outside({"final_norm/gain": None, "final_norm/bias": None})
     return _first_block_without(network)
 
 

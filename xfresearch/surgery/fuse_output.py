@@ -83,20 +83,20 @@ def _parts(terms: list[LinearTerm]) -> set[str]:
 
 def _pair(block: BlockConfig) -> tuple[Branch, Branch]:
     """The mixer of a block, and the sublayer after it, where nothing is between them."""
-    first, second = _mixer_and_next(block)
+    first, second = _and_next(block, "mixer")
     assert second, "`between` has told that there is one"
     return first, second
 
 
-def _mixer_and_next(block: BlockConfig) -> tuple[Branch, Branch | None]:
+def _and_next(block: BlockConfig, role: str) -> tuple[Branch, Branch | None]:
     branches = LAYOUTS[block.layout].branches
-    at = next(index for index, branch in enumerate(branches) if branch.role == "mixer")
+    at = next(index for index, branch in enumerate(branches) if branch.role == role)
     return branches[at], branches[at + 1] if at + 1 < len(branches) else None
 
 
-def between(block: BlockConfig) -> str:
-    """The term between W_O and W_1, in words; '' if W_1 reads o W_O itself."""
-    first, second = _mixer_and_next(block)
+def between(block: BlockConfig, role: str = "mixer") -> str:
+    """The term between W_O of the sublayer of a role and W_1, in words; '' if W_1 reads o W_O itself."""
+    first, second = _and_next(block, role)
     if second is None:
         return f"layout={block.layout!r}: there is no W_1, W_O writes to the residual stream"
     if second.role != "feed_forward":

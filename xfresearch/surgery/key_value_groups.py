@@ -29,11 +29,11 @@ import numpy as np
 from xfresearch.models.mixers.differential import DifferentialConfig
 from xfresearch.models.mixers.memory_slots import softmax_slots
 from xfresearch.models.mixers.slots import SlotsConfig
-from xfresearch.models.mixers.softmax.config import SoftmaxConfig
+from xfresearch.models.mixers.softmax.config import Attending
 from xfresearch.models.mixers.value_residual import ValueResidualConfig
 from xfresearch.surgery.conversion import Conversion, Option
 from xfresearch.surgery.inverse import pseudo_inverse
-from xfresearch.surgery.network import Network, Params, Target, inside
+from xfresearch.surgery.network import ATTENDING, Network, Params, Target, inside
 from xfresearch.surgery.refused import refuse_unless
 
 SPLIT = ("identity", "identity_plus")  # each key-value head is a part of the input
@@ -43,7 +43,7 @@ def group_axes(network: Network, target: Target) -> dict[str, int]:
     """{path: the place of the key-value heads among the dimensions}. Raises Refused if the heads are parts of the input,
     whose number is fixed by the width, or if there are none."""
     a, where = target.options, target.where
-    known = isinstance(a, SoftmaxConfig | ValueResidualConfig) or (isinstance(a, SlotsConfig) and softmax_slots(a) > 0)
+    known = isinstance(a, Attending | ValueResidualConfig) or (isinstance(a, SlotsConfig) and softmax_slots(a) > 0)
     refuse_unless(known, f"{where}: attention of kind {a.kind!r} has no key-value heads that query heads share")
     for name in ("key", "value"):
         kind = getattr(a, name, "learned")
@@ -62,7 +62,7 @@ def group_axes(network: Network, target: Target) -> dict[str, int]:
     return axes
 
 
-def group_of_heads(a: SoftmaxConfig) -> np.ndarray:
+def group_of_heads(a: Attending) -> np.ndarray:
     """The group [H] of each head."""
     return np.arange(a.heads) // (a.heads // a.kv_heads)
 
@@ -73,9 +73,8 @@ def pseudo_inverses(kernel_DGK: np.ndarray, figures: dict[str, float], name: str
     return np.stack([pseudo_inverse(kernel_DK, figures, f"{name} of group {group}") for group, kernel_DK in groups])
 
 
-def expanded(network: Network, layers, broken: bool = False) -> Network:
+def expanded(network: Network, mixers: list[Target], broken: bool = False) -> Network:
     axes = {}
-    mixers = network.targets("mixer", layers)
     for each in mixers:
         a, where = each.options, each.where
         groups = getattr(a, "kv_heads", 0)
@@ -93,7 +92,7 @@ def expanded(network: Network, layers, broken: bool = False) -> Network:
             repeated[path][(slice(None),) * axis + (-1,)] = 0
         return old | repeated
 
-    return network.change_each(mixers, lambda a: replace(a, kv_heads=a.heads), params)
+    return network.change_each(mixers, lambda each: replace(each.options, kv_heads=each.options.heads), params)
 
 
 def _differential(params: Params, groups: int, times: int, broken: bool) -> Params:
@@ -110,9 +109,8 @@ def _differential(params: Params, groups: int, times: int, broken: bool) -> Para
     }
 
 
-def pooled(network: Network, layers, broken: bool = False, kv_heads: int = 1) -> Network:
+def pooled(network: Network, mixers: list[Target], broken: bool = False, kv_heads: int = 1) -> Network:
     axes = {}
-    mixers = network.targets("mixer", layers)
     for each in mixers:
         axes[each] = group_axes(network, each)
         groups = each.options.kv_heads
@@ -122,7 +120,7 @@ def pooled(network: Network, layers, broken: bool = False, kv_heads: int = 1) ->
         )
     return network.change_each(
         mixers,
-        lambda a: replace(a, kv_heads=kv_heads),
+        lambda each: replace(each.options, kv_heads=kv_heads),
         lambda each, old: old | {path: _pooled(old[path], axis, kv_heads, broken) for path, axis in axes[each].items()},
     )
 
@@ -140,6 +138,7 @@ EXPAND_GROUPS = Conversion(
     conditions="query heads share key-value heads, which are matrices or slots and no parts of the input",
     broken="with the keys and values of the last head lost, or queries in their old order",
     convert=expanded,
+    roles=ATTENDING,
 )
 
 POOL_GROUPS = Conversion(
@@ -148,6 +147,7 @@ POOL_GROUPS = Conversion(
     conditions="the key-value heads of a mean are equal; otherwise it is an approximation",
     broken="with the first head of each mean",
     convert=pooled,
+    roles=ATTENDING,
     approximate=True,
     options={"kv_heads": Option(1, "number of key-value heads afterwards")},
 )

@@ -4,24 +4,25 @@ The functions here are compiled once for each kind of block, however many layers
 computation; parameters are in float64 for float64, otherwise in float32.
 """
 
-from functools import cache, partial
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 
 from xfresearch.config.fields import with_values
 from xfresearch.kernels.cross_entropy import nll_of_logits
 from xfresearch.models import layers, stack, transformer
 from xfresearch.models.block import Block, Stream
-from xfresearch.models.context import Context
+from xfresearch.models.context import Context, Source
+from xfresearch.models.encoder import NAME
 from xfresearch.models.model_config import ModelConfig, resolve_model
-from xfresearch.models.parameters import Rngs, with_params
+from xfresearch.models.parameters import with_params
 from xfresearch.models.taps import EVERYTHING, Patch, Taps
+from xfresearch.models.token_stack import TokenStackConfig
 from xfresearch.runtime.trees import nested
-from xfresearch.surgery.network import Network
+from xfresearch.surgery.network import Network, outside_of, split_block
 
 
 class Pass(NamedTuple):
@@ -30,6 +31,36 @@ class Pass(NamedTuple):
     logits_BLV: np.ndarray
     streams: list[Stream]  # the input of each layer, and the output of the last one
     cached_BCV: np.ndarray | None  # logits of the last tokens, decoded one by one
+    of_encoder: list[Stream] = []  # the same of the encoder's layers
+    source: Source | None = None  # what cross-attention reads
+
+
+class Layers:
+    """The layers of one stack of a network. `model` is its resolved config, `outside` the arrays outside of its blocks."""
+
+    def __init__(self, network: Network, model: TokenStackConfig, outside: dict, dtype: str):
+        self.network, self.model, self.dtype = network, model, dtype
+        self.shared = outside.get("shared", {})
+
+    def __len__(self) -> int:
+        return len(self.network.layers)
+
+    def at(self, number: int) -> tuple:
+        """The static arguments and the arrays of the functions below for a layer."""
+        name = layers.layer(self.model, number).block
+        return (self.model, name), (_arrays(self.network.params(number), self.dtype), self.shared, number)
+
+    def taps(self, number: int, stream: Stream, source: Source | None) -> dict[str, np.ndarray]:
+        """All named values of a layer, given its input."""
+        (model, name), (params, shared, _) = self.at(number)
+        everything = Taps(EVERYTHING)
+        ctx = Context(_positions(stream), shared=shared, source=source).layer(number, name, everything)
+        _bind(model, name, params)(stream, ctx)
+        return {f"{model.prefix}blocks.{number}.{site}": value for site, value in everything.values.items()}
+
+
+def _arrays(params: dict, dtype: str) -> dict:
+    return nested({path: jnp.asarray(leaf, dtype) for path, leaf in params.items()})
 
 
 class Runner:
@@ -37,64 +68,72 @@ class Runner:
 
     def __init__(self, network: Network, dtype: str):
         self.network = network
-        self.wide = "float64" if dtype == "float64" else "float32"
-        self.model = resolve_model(with_values(network.resolved, {"dtype": dtype, "param_dtype": self.wide}))
-        self.outside = self._arrays(network.outside)
+        wide = "float64" if dtype == "float64" else "float32"
+        self.model = resolve_model(with_values(network.resolved, {"dtype": dtype, "param_dtype": wide}))
+        self.outside = _arrays(outside_of(network), wide)
+        self.decoder = Layers(network, self.model, self.outside, wide)
+        self.encoder = None
+        if network.encoder and self.model.encoder:
+            self.encoder = Layers(network.encoder, self.model.encoder, self.outside.get(NAME, {}), wide)
 
-    def _arrays(self, params: dict) -> dict:
-        return nested({path: jnp.asarray(leaf, self.wide) for path, leaf in params.items()})
-
-    def layer(self, number: int) -> tuple:
-        """The static arguments and the arrays of the functions below for a layer."""
-        name = layers.layer(self.model, number).block
-        arrays = self._arrays(self.network.params(number))
-        return (self.model, name), (arrays, self.outside.get("shared", {}), number)
-
-    def run(self, tokens_BL, cached: int = 0, in_turn: bool = False) -> Pass:
+    def run(self, tokens_BL, cached: int = 0, in_turn: bool = False, source_BS=None) -> Pass:
         """The logits of a pass over the tokens, and of the last `cached` tokens decoded with the cache. in_turn: each token
-        is sent to the next experts, instead of those that its router chooses."""
+        is sent to the next experts, instead of those that its router chooses. `source_BS` are the tokens of the source of a
+        model with an encoder."""
         tokens_BL = jnp.asarray(tokens_BL, jnp.int32)
+        of_encoder, source = self._encoded(source_BS, in_turn)
         streams = [_embed(self.model, self.outside, tokens_BL)]
         decoded = streams[0]
-        for number in range(len(self.network.layers)):
-            static, arrays = self.layer(number)
-            streams.append(_layer(*static, *arrays, streams[-1], in_turn=in_turn))
-            decoded = _decode(*static, cached, *arrays, decoded) if cached else decoded
+        for number in range(len(self.decoder)):
+            static, arrays = self.decoder.at(number)
+            streams.append(_layer(*static, *arrays, streams[-1], source, in_turn=in_turn))
+            decoded = _decode(*static, cached, *arrays, decoded, source) if cached else decoded
         cached_BCV = self._logits(decoded)[:, -cached:] if cached else None
-        return Pass(self._logits(streams[-1]), streams, cached_BCV)
+        return Pass(self._logits(streams[-1]), streams, cached_BCV, of_encoder, source)
+
+    def _encoded(self, source_BS, in_turn: bool) -> tuple[list[Stream], Source | None]:
+        """The input of each layer of the encoder and the output of the last one, and the source; [] and None without."""
+        if self.encoder is None:
+            return [], None
+        tokens_BS = jnp.asarray(source_BS, jnp.int32)
+        streams = [_embed(self.model, self.outside, tokens_BS, of_encoder=True)]
+        for number in range(len(self.encoder)):
+            static, arrays = self.encoder.at(number)
+            streams.append(_layer(*static, *arrays, streams[-1], None, in_turn=in_turn))
+        return streams, Source(tokens_BS, x_BSW=_end(self.model, self.outside, streams[-1]))
 
     def _logits(self, stream: Stream) -> np.ndarray:
         return np.asarray(_logits(self.model, self.outside, stream), np.float64)
 
-    def gradient(self, tokens_BL, streams: list[Stream]) -> np.ndarray:
-        """The gradient [B, L] of the mean loss for a factor of each token's embedding. A conversion may change the basis
-        of the residual stream x, and so the gradient for x. It does not change x times that gradient."""
+    def gradient(self, tokens_BL, made: Pass) -> np.ndarray:
+        """The gradient [B, L] of the mean loss for a factor of each token's embedding, or [B, L + S] with a source, given a
+        pass. A conversion may change the basis of the residual stream x, and so the gradient for x. It does not change x
+        times that gradient."""
         tokens_BL = jnp.asarray(tokens_BL, jnp.int32)
-        cotangent = _end_gradient(self.model, self.outside, tokens_BL, streams[-1])
-        for number in reversed(range(len(self.network.layers))):
-            static, arrays = self.layer(number)
-            cotangent = _layer_gradient(*static, *arrays, streams[number], cotangent)
-        products = jax.tree.map(lambda x, dx: (x * dx).sum(-1), streams[0], cotangent)
-        return np.asarray(sum(jax.tree.leaves(products)), np.float64)
-
-    def taps(self, number: int, stream: Stream) -> dict[str, np.ndarray]:
-        """All named values of a layer, given its input."""
-        (model, name), (params, shared, _) = self.layer(number)
-        everything = Taps(EVERYTHING)
-        ctx = Context(_positions(stream), shared=shared).layer(number, name, everything)
-        _bind(model, name, params)(stream, ctx)
-        return {f"blocks.{number}.{site}": value for site, value in everything.values.items()}
-
-
-@cache
-def _split(model: ModelConfig, name: str, x64: bool):
-    make = lambda: Block(model.around, model.depth, model.blocks[name], Rngs(jax.random.key(0)))  # noqa: E731
-    return nnx.split(nnx.eval_shape(make))
+        cotangent = _end_gradient(self.model, self.outside, tokens_BL, made.streams[-1])
+        of_source = jax.tree.map(jnp.zeros_like, made.source and made.source.x_BSW)
+        for number in reversed(range(len(self.decoder))):
+            static, arrays = self.decoder.at(number)
+            cotangent, more = _layer_gradient(*static, *arrays, made.streams[number], made.source, cotangent)
+            of_source = jax.tree.map(jnp.add, of_source, more)
+        products = [_product(made.streams[0], cotangent)]
+        if self.encoder:
+            cotangent = _source_gradient(self.model, self.outside, made.of_encoder[-1], of_source)
+            for number in reversed(range(len(self.encoder))):
+                static, arrays = self.encoder.at(number)
+                cotangent, _ = _layer_gradient(*static, *arrays, made.of_encoder[number], None, cotangent)
+            products.append(_product(made.of_encoder[0], cotangent))
+        return np.concatenate(products, 1)
 
 
-def _bind(model: ModelConfig, name: str, params: dict) -> Block:
-    x64 = jax.config.jax_enable_x64  # type: ignore[attr-defined]  # JAX adds its settings later
-    return with_params(_split(model, name, x64), params)
+def _product(stream: Stream, cotangent: Stream) -> np.ndarray:
+    """x times its gradient [B, L], for all values of a stream."""
+    products = jax.tree.map(lambda x, dx: (x * dx).sum(-1), stream, cotangent)
+    return np.asarray(sum(jax.tree.leaves(products)), np.float64)
+
+
+def _bind(model: TokenStackConfig, name: str, params: dict) -> Block:
+    return with_params(split_block(model, name), params)
 
 
 def _positions(stream: Stream, first: int = 0):
@@ -102,12 +141,22 @@ def _positions(stream: Stream, first: int = 0):
     return jnp.broadcast_to(first + jnp.arange(length), (rows, length))
 
 
-@partial(jax.jit, static_argnums=0)
-def _embed(model: ModelConfig, outside: dict, tokens_BL) -> Stream:
+@partial(jax.jit, static_argnums=0, static_argnames="of_encoder")
+def _embed(model: ModelConfig, outside: dict, tokens_BL, of_encoder: bool = False) -> Stream:
     positions_BL = jnp.broadcast_to(jnp.arange(tokens_BL.shape[1]), tokens_BL.shape)
     lm = transformer.bind(model, outside)
-    x_BLD = lm.embedded(lm.embed.table[...], tokens_BL, Context(positions_BL))
-    return stack.first_stream(model, x_BLD, Context(positions_BL))
+    of_stack = lm.encoder if of_encoder else lm
+    table_VD = (of_stack.embed or lm.embed).table[...]
+    x_BLD = of_stack.embedded(table_VD, tokens_BL, Context(positions_BL))
+    return stack.first_stream(of_stack.config, x_BLD, Context(positions_BL))
+
+
+@partial(jax.jit, static_argnums=0)
+def _end(model: ModelConfig, outside: dict, stream: Stream):
+    """The encoder's output, given that of its last layer."""
+    encoder = transformer.bind(model, outside).encoder
+    assert encoder is not None
+    return encoder.end(stream)
 
 
 @partial(jax.jit, static_argnums=0)
@@ -117,14 +166,16 @@ def _logits(model: ModelConfig, outside: dict, stream: Stream):
 
 
 @partial(jax.jit, static_argnums=(0, 1), static_argnames="in_turn")
-def _layer(model: ModelConfig, name: str, params: dict, shared: dict, number, stream: Stream, in_turn=False) -> Stream:
+def _layer(
+    model: TokenStackConfig, name: str, params: dict, shared: dict, number, stream: Stream, source, in_turn=False
+) -> Stream:
     mixtures = {each: options.mixture for each, options in model.blocks[name].sublayers.items() if in_turn}
     patches = {
         f"{each}.chosen": [Patch(partial(_next_experts, moe.experts))]
         for each, moe in mixtures.items()
         if moe and moe.routing == "token_choice"
     }
-    ctx = Context(_positions(stream), shared=shared).layer(number, name, Taps(patches=patches))
+    ctx = Context(_positions(stream), shared=shared, source=source).layer(number, name, Taps(patches=patches))
     return _bind(model, name, params)(stream, ctx)[0]
 
 
@@ -135,23 +186,26 @@ def _next_experts(experts: int, chosen_BLk):
 
 @partial(jax.jit, static_argnums=(0, 1, 2))
 def _decode(
-    model: ModelConfig, name: str, count: int, params: dict, shared: dict, number, stream: Stream
+    model: TokenStackConfig, name: str, count: int, params: dict, shared: dict, number, stream: Stream, source
 ) -> Stream:
     """As `_layer`: a pass over the tokens but the last `count`, which are then read one by one with the cache."""
     block = _bind(model, name, params)
     rows, length = stream.x_BLD.shape[:2]
     prompt = length - count
     segments_BS = jnp.ones((rows, length), jnp.int32)
+    # The cache has the keys and values of the source, so that the tokens read its segments alone.
+    read_source = source and source._replace(x_BSW=None)
 
     def read(part: Stream, first, cache):
         positions_BL = _positions(part, first)
-        ctx = Context(
-            positions_BL, jnp.ones_like(positions_BL), shared=shared, cache_index=first, cache_segments_BS=segments_BS
-        )
+        ones_BL = jnp.ones_like(positions_BL)
+        cached = {"cache_index": first, "cache_segments_BS": segments_BS}
+        ctx = Context(positions_BL, ones_BL, shared=shared, source=read_source, **cached)
         new, cache, _ = block(part, ctx.layer(number, name), cache)
         return cache, new
 
-    cache, begun = read(jax.tree.map(lambda x: x[:, :prompt], stream), 0, block.init_cache(rows, length))
+    empty = block.init_cache(rows, length, Context(_positions(stream), source=source))
+    cache, begun = read(jax.tree.map(lambda x: x[:, :prompt], stream), 0, empty)
 
     def step(cache, xs):
         index, part = xs
@@ -164,10 +218,16 @@ def _decode(
 
 @partial(jax.jit, static_argnums=(0, 1))
 def _layer_gradient(
-    model: ModelConfig, name: str, params: dict, shared: dict, number, stream: Stream, cotangent: Stream
-) -> Stream:
-    _, back = jax.vjp(lambda stream: _layer(model, name, params, shared, number, stream), stream)
-    return back(cotangent)[0]
+    model: TokenStackConfig, name: str, params: dict, shared: dict, number, stream: Stream, source, cotangent: Stream
+) -> tuple[Stream, Any]:
+    """The gradient for a layer's input, and for the source (None without)."""
+
+    def layer(stream: Stream, x_BSW) -> Stream:
+        return _layer(model, name, params, shared, number, stream, source and source._replace(x_BSW=x_BSW))
+
+    _, back = jax.vjp(layer, stream, source and source.x_BSW)
+    of_stream, of_source = back(cotangent)
+    return of_stream, of_source
 
 
 @partial(jax.jit, static_argnums=0)
@@ -176,3 +236,10 @@ def _end_gradient(model: ModelConfig, outside: dict, tokens_BL, stream: Stream) 
         return nll_of_logits(_logits(model, outside, stream)[:, :-1], tokens_BL[:, 1:]).mean()
 
     return jax.grad(loss)(stream)
+
+
+@partial(jax.jit, static_argnums=0)
+def _source_gradient(model: ModelConfig, outside: dict, stream: Stream, cotangent) -> Stream:
+    """The gradient for the output of the encoder's last layer, given that for its source."""
+    _, back = jax.vjp(partial(_end, model, outside), stream)
+    return back(cotangent)[0]

@@ -25,7 +25,8 @@ from xfresearch.models.mixers.slots import SlotsConfig
 from xfresearch.models.mixers.softmax.config import SoftmaxConfig
 from xfresearch.surgery.conversion import Conversion
 from xfresearch.surgery.feed_forward_to_memory import from_parts
-from xfresearch.surgery.network import LayerBlock, Network, Params, in_layout, names_of, options_of
+from xfresearch.surgery.layer_blocks import LayerBlock
+from xfresearch.surgery.network import Network, Params, in_layout, names_of, options_of
 from xfresearch.surgery.refused import refuse_unless
 
 PAIRS = {"attention_only": ("pre_norm", "in"), "all_attention": ("post_norm", "post")}

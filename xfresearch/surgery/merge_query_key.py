@@ -4,7 +4,8 @@
 
 x is the token that looks, y the one that is seen. The last term is the same for every y, so the softmax over the context
 cancels it. Left are W_h = W_Q W_K^T of size D x D and the bias b_Q W_K^T. Heads of a group share W_K, and each gets its
-own W_h.
+own W_h. In cross-attention y is the output of the encoder, of its width W, and W_h = W_Q W_K^T of size D x W maps one
+stack's stream to the other's: it is all that joins them in the logits.
 
 A slot with key m has no W_K, and the last term is in its logit too if it is dropped from the others:
 
@@ -22,12 +23,12 @@ from dataclasses import replace
 import numpy as np
 
 from xfresearch.models.mixers.memory_slots import slot_heads, softmax_slots
-from xfresearch.models.mixers.softmax.config import SoftmaxConfig
+from xfresearch.models.mixers.softmax.config import Attending
 from xfresearch.models.mixers.softmax.projections import logit_scale
 from xfresearch.models.sublayer import SublayerConfig
 from xfresearch.surgery.conversion import Conversion
 from xfresearch.surgery.key_value_groups import group_of_heads, pseudo_inverses
-from xfresearch.surgery.network import Network, Params, Target
+from xfresearch.surgery.network import ATTENDING, Network, Params, Target
 from xfresearch.surgery.refused import refuse_unless, required
 
 TERMS = {
@@ -36,18 +37,18 @@ TERMS = {
 }
 
 
-def convert(network: Network, layers, broken: bool = False) -> Network:
-    mixers = network.targets("mixer", layers)
+def convert(network: Network, mixers: list[Target], broken: bool = False) -> Network:
     for each in mixers:
         _check(each.options, network.inside(each), each.where)
-    width = network.model.width
     return network.change_each(
-        mixers, _merged, lambda each, params: _merge(each, params, network.figures, width, broken)
+        mixers,
+        lambda each: _merged(each.options),
+        lambda each, params: _merge(each, params, network.figures, broken),
     )
 
 
 def _check(options: SublayerConfig, params: Params, where: str) -> None:
-    a = required(options, SoftmaxConfig, f"{where}: a mixer of kind {options.kind!r} has no logits x W_Q W_K^T y^T")
+    a = required(options, Attending, f"{where}: a mixer of kind {options.kind!r} has no logits x W_Q W_K^T y^T")
     learned = (a.query, a.key) == ("learned", "learned")
     refuse_unless(learned, f"{where}: query={a.query!r} and key={a.key!r} are not both matrices")
     refuse_unless(a.position not in TERMS, f"{where}: {TERMS.get(a.position)}")
@@ -64,7 +65,7 @@ def _check(options: SublayerConfig, params: Params, where: str) -> None:
         )
 
 
-def _merged(a: SoftmaxConfig) -> SoftmaxConfig:
+def _merged(a: Attending) -> Attending:
     bias = [name for name in a.bias if name != "key"]
     value = "learned" if a.value == "key" else a.value
     bias += ["value"] if a.value == "key" and "key" in a.bias else []
@@ -72,14 +73,14 @@ def _merged(a: SoftmaxConfig) -> SoftmaxConfig:
     return replace(a, query="merged", key="identity_whole", value=value, bias=tuple(bias), memory_heads=heads)
 
 
-def _merge(target: Target[SoftmaxConfig], params: Params, figures: dict[str, float], width: int, broken: bool) -> Params:
-    a = target.options
+def _merge(target: Target[Attending], params: Params, figures: dict[str, float], broken: bool) -> Params:
+    a, widths = target.options, (target.width, target.read_width)
     query_DHK, key_DGK = params["query/kernel"], params["key/kernel"]
     key_DHK = key_DGK[:, group_of_heads(a)]
-    change = logit_scale(a, width) / logit_scale(_merged(a), width)
+    change = logit_scale(a, *widths) / logit_scale(_merged(a), *widths)
     merged_HDD = change * query_DHK.swapaxes(0, 1) @ key_DHK.transpose(1, 2, 0)
     new = {path: value for path, value in params.items() if not path.startswith("key/")}
-    new["query/kernel"] = merged_HDD.transpose((2, 0, 1) if broken else (1, 0, 2))
+    new["query/kernel"] = (merged_HDD[:, ::-1] if broken else merged_HDD).swapaxes(0, 1)
     if "query" in a.bias:
         new["query/bias"] = change * np.einsum("hk,ehk->he", params["query/bias"], key_DHK)
     if a.value == "key":
@@ -90,7 +91,7 @@ def _merge(target: Target[SoftmaxConfig], params: Params, figures: dict[str, flo
     return new
 
 
-def _slots(target: Target[SoftmaxConfig], params: Params, figures: dict[str, float]) -> Params:
+def _slots(target: Target[Attending], params: Params, figures: dict[str, float]) -> Params:
     """The slots as keys [M, G, D] of the width of the model, m' above. The logits of slots have the same scale, so m' is
     in the units of W_K. Slots are stored over the root of the size of their keys."""
     a = target.options
@@ -113,6 +114,7 @@ MERGE_QUERY_KEY = Conversion(
     about="W_Q W_K^T as one matrix per head",
     conditions="softmax attention without RoPE, relative keys, norms or clipping of queries and keys; no bias of the key "
     "under a sink or a softcap",
-    broken="with the matrix of each head transposed",
+    broken="with the rows of each matrix in reverse order",
     convert=convert,
+    roles=ATTENDING,
 )

@@ -13,9 +13,10 @@ from xfresearch.models.linear_terms import LinearTerm
 from xfresearch.models.mixers.differential import DifferentialConfig
 from xfresearch.models.norms import WITH_EPSILON
 from xfresearch.models.sublayer import SublayerConfig
-from xfresearch.surgery.network import LayerBlock, Network, Params
+from xfresearch.surgery.layer_blocks import LayerBlock
+from xfresearch.surgery.network import Network, Params
 from xfresearch.surgery.refused import refuse_unless
-from xfresearch.surgery.stream_maps import product, readers, tables
+from xfresearch.surgery.stream_maps import product, readers, tables, with_end
 from xfresearch.surgery.widen import with_hidden
 
 Maps = dict[int, list[str]]  # paths of what writes the stream, by layer
@@ -42,12 +43,12 @@ def narrowed(network: Network, maps: Maps, centred: Callable[[Network], Network]
     outside = {path: each[:, :-1] if broken else each @ basis_DE for path, each in table.items()}
     if model.embedding_scale == "sqrt_width":  # the root of the smaller width is smaller
         outside["embed/table"] = outside["embed/table"] * factor
-    outside["head/table"] = network.outside["head/table"] @ basis_DE * (factor if model.final_norm == "layer" else 1.0)
-    if model.head_scale == "inverse_sqrt_width":
-        outside["head/table"] = outside["head/table"] / factor
+    of_end = factor if model.final_norm == "layer" else 1.0
+    if not network.stack and model.head_scale == "inverse_sqrt_width":
+        of_end /= factor
     changed = network.change(range(len(network.layers)), _with_own_sizes, params)
-    changed = _with_epsilons(centred(changed), width / (width - 1))
-    return changed.with_outside(outside, width=width - 1)
+    changed = _with_epsilons(centred(changed), width / (width - 1)).with_outside(outside, width=width - 1)
+    return with_end(changed, of_end * basis_DE.T, np.zeros(width))
 
 
 def _with_own_sizes(block: BlockConfig) -> BlockConfig:
@@ -81,9 +82,8 @@ def _check(network: Network, maps: Maps) -> None:
                 f"{where}: the output of {name} is no part of the stream, and its D numbers have a mean",
             )
             for part, kind in options.identities.items():
-                refuse_unless(
-                    part == "output", f"{where}: {part}={kind!r} reads the D numbers of the stream without a matrix"
-                )
+                other = part == "output" or part in options.of_source
+                refuse_unless(other, f"{where}: {part}={kind!r} reads the D numbers of the stream without a matrix")
 
 
 def _readers(network: Network, number: int) -> list[tuple[LinearTerm, str]]:

@@ -4,43 +4,43 @@ A conversion maps a Network to a Network. The parameters of a layer are computed
 large model is converted layer by layer. Arrays are NumPy arrays in float64; {path: array} maps 'attention/query/kernel'
 to the parameter of one layer.
 
-`take_apart` and `assemble` are the only code here that knows patterns, segments and stacks (models/layers.py).
+The encoder of a model with two stacks is a network beside that of the decoder, with a table of tokens in any case: it is the
+decoder's as long as nobody changes one of the two. What conversions do to the encoder's output is in its `end`.
 """
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
-from functools import cached_property
-from itertools import count
-from typing import Generic, NamedTuple, TypeVar
+from functools import cache, cached_property
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 
 from xfresearch.config.fields import with_values
 from xfresearch.models import layers, transformer
+from xfresearch.models.block import Block
 from xfresearch.models.block_config import BLOCKS, BlockConfig
+from xfresearch.models.encoder import NAME, options_of_stack
 from xfresearch.models.layouts import LAYOUTS
 from xfresearch.models.linear_terms import LinearTerm, linear_terms
-from xfresearch.models.model_config import ModelConfig, resolve_model, second_stack
+from xfresearch.models.model_config import ModelConfig
 from xfresearch.models.norms import NormSpec
+from xfresearch.models.parameters import Rngs
 from xfresearch.models.sublayer import SublayerConfig
+from xfresearch.models.token_stack import TokenStackConfig
 from xfresearch.runtime.errors import UserError
 from xfresearch.runtime.trees import by_path, path_name
 from xfresearch.sharding.letters import Axes
-from xfresearch.surgery.refused import Refused, refuse_unless
+from xfresearch.surgery.layer_blocks import LayerBlock, with_layers
+from xfresearch.surgery.refused import refuse_unless
 
 O = TypeVar("O", bound=SublayerConfig)
 Params = dict[str, np.ndarray]  # {path: array} of one layer, of one sublayer, or of what is outside the blocks
-ROLE_WORDS = {"mixer": "mixer", "feed_forward": "feed-forward layer"}  # in messages
-
-
-@dataclass(frozen=True)
-class LayerBlock:
-    """The block of one layer: its name in model.blocks, and its options."""
-
-    name: str
-    block: BlockConfig
+ROLE_WORDS = {"mixer": "mixer", "cross": "cross-attention", "feed_forward": "feed-forward layer"}  # in messages
+ATTENDING = ("mixer", "cross")  # roles of sublayers that read other tokens
+TABLE = "embed/table"
 
 
 class Target(NamedTuple, Generic[O]):
@@ -49,22 +49,37 @@ class Target(NamedTuple, Generic[O]):
     number: int  # of the layer
     index: int  # type: ignore[assignment]  # among the sublayers of its role in the layer
     name: str
+    role: str
     options: O
-    where: str  # for messages: the layer, and the sublayer's name if it is not the only one of its role there
+    where: str  # for messages: the layer, and the sublayer's name if it is not the only one of its kind there
+    width: int  # D of its input
+    read_width: int  # of what its keys and values are of: D, or W of a source
+    stack: str  # '' for that of the logits, or 'encoder'
 
     def random(self, seed: int) -> np.random.Generator:
         """Random numbers of this sublayer alone."""
-        return np.random.default_rng((seed, self.number, self.index))
+        other = f"{self.stack}.{self.role}" if self.stack or self.role == "cross" else ""
+        return np.random.default_rng((seed, self.number, self.index, *other.encode()))
+
+
+class End(NamedTuple):
+    """What the readers of a stack's output y read: y M + b."""
+
+    matrix_ED: np.ndarray
+    bias_D: np.ndarray
 
 
 @dataclass(frozen=True)
 class Network:
-    model: ModelConfig  # options outside the blocks; its blocks, pattern and segments are those before surgery
+    # Options outside the blocks, of a model or of its encoder; blocks, pattern and segments are those before surgery.
+    model: Any
     outside: Params  # embed, position, norms, head, shared tables
     layers: tuple[LayerBlock, ...]
     params: Callable[[int], Params]  # of a layer
     figures: dict[str, float] = field(default_factory=dict)  # for the certificate, such as condition numbers
     undropped: frozenset[str] = frozenset()  # whose dropout was set to 0, in words
+    encoder: "Network | None" = None
+    end: End | None = None  # of an encoder, until cross-attention reads it so (source.py)
 
     def change(
         self,
@@ -83,21 +98,30 @@ class Network:
 
         return replace(self, layers=tuple(new), params=of)
 
-    def targets(self, role: str, chosen: Iterable[int]) -> list[Target]:
-        """The sublayers of this role in the `chosen` layers. Raises Refused for a layer without one."""
+    def targets(self, roles: tuple[str, ...], chosen: Iterable[int]) -> list[Target]:
+        """The sublayers of these roles in the `chosen` layers. Raises Refused for a layer without one."""
         targets = []
+        read = self.encoder.model.width if self.encoder else 0
         for number in chosen:
             block = self.layers[number].block
-            names = names_of(block, role)
-            refuse_unless(bool(names), f"layer {number}: layout={block.layout!r} has no {ROLE_WORDS[role]}")
-            for index, name in enumerate(names):
-                where = f"layer {number}" + (f", {name}" if len(names) > 1 else "")
-                targets.append(Target(number, index, name, getattr(block, name), where))
+            branches = [each for each in LAYOUTS[block.layout].branches if each.role in roles]
+            refuse_unless(bool(branches), f"layer {number}: layout={block.layout!r} has no {ROLE_WORDS[roles[0]]}")
+            for name, role in ((each.name, each.role) for each in branches):
+                of_role = names_of(block, role)
+                alone = len(of_role) == 1 and not (role in ATTENDING and names_of(block, "cross"))
+                where = f"layer {number}" + ("" if alone else f", {name}")
+                widths = self.model.width, read if role == "cross" else self.model.width
+                at = number, of_role.index(name), name, role
+                targets.append(Target(*at, getattr(block, name), where, *widths, self.stack))
         return targets
+
+    def again(self, targets: Iterable[Target]) -> list[Target]:
+        """The same sublayers with their options in this network."""
+        return [each._replace(options=getattr(self.layers[each.number].block, each.name)) for each in targets]
 
     def only(self, role: str, number: int) -> Target:
         """The sublayer of this role in a layer. Raises Refused if there is none, or more than one."""
-        targets = self.targets(role, [number])
+        targets = self.targets((role,), [number])
         where = f"layer {number}: {', '.join(each.name for each in targets)}"
         refuse_unless(len(targets) == 1, f"{where}: this conversion is for one {ROLE_WORDS[role]} in a layer")
         return targets[0]
@@ -109,16 +133,16 @@ class Network:
     def change_each(
         self,
         targets: Iterable[Target[O]],
-        options: Callable[[O], SublayerConfig],
+        options: Callable[[Target[O]], SublayerConfig],
         params: Callable[[Target[O], Params], Params],
     ) -> "Network":
-        """The network with options(old) and params(target, old parameters) for each of these sublayers."""
+        """The network with options(target) and params(target, old parameters) for each of these sublayers."""
         of_layer: dict[int, list[Target[O]]] = {}
         for target in targets:
             of_layer.setdefault(target.number, []).append(target)
 
         def block(number: int, old: BlockConfig) -> BlockConfig:
-            return with_values(old, {each.name: options(each.options) for each in of_layer.get(number, ())})
+            return with_values(old, {each.name: options(each) for each in of_layer.get(number, ())})
 
         def of(number: int) -> Params:
             arrays = self.params(number)
@@ -148,16 +172,49 @@ class Network:
         outside = {path: value for path, value in {**self.outside, **params}.items() if value is not None}
         return replace(self, model=replace(self.model, **options), outside=outside)
 
+    @property
+    def stack(self) -> str:
+        """'encoder', or '' for the stack that makes the logits."""
+        return "" if isinstance(self.model, ModelConfig) else NAME
+
     @cached_property
-    def resolved(self) -> ModelConfig:
+    def resolved(self) -> Any:
         """The config of the whole network. Raises Refused if there is no such model."""
-        return with_layers(self.model, self.layers)
+        if self.encoder is None:
+            return with_layers(self.model, self.layers)
+        embedding = "shared" if self.shares_table else "own"
+        encoder = with_values(options_of_stack(self.encoder.resolved), {"embedding": embedding})
+        return with_layers(replace(self.model, stacks={NAME: encoder}), self.layers)
+
+    @property
+    def shares_table(self) -> bool:
+        """Whether the encoder's table of tokens is the decoder's."""
+        if self.encoder is None or self.encoder.model.embedding == "own":
+            return False
+        ours, theirs = self.outside[TABLE], self.encoder.outside[TABLE]
+        return ours is theirs or np.array_equal(ours, theirs)
+
+    def fresh(self) -> "Network":
+        """The network without what the conversions before have told."""
+        encoder = self.encoder and self.encoder.fresh()
+        return replace(self, figures={}, undropped=frozenset(), encoder=encoder)
+
+    @property
+    def told(self) -> tuple[dict[str, float], frozenset[str]]:
+        """The figures and what lost its dropout, of all stacks. The figures of a layer exist once its parameters do."""
+        figures = {f"encoder, {name}": each for name, each in self.encoder.figures.items()} if self.encoder else {}
+        return figures | self.figures, self.undropped | (self.encoder.undropped if self.encoder else frozenset())
+
+    @property
+    def stacks(self) -> list["Network"]:
+        """The encoder, if there is one, and this network."""
+        return [self.encoder, self] if self.encoder else [self]
 
     def axes(self, number: int) -> dict[str, Axes]:
         """The letters of the parameters of a layer, by path."""
         model = self.resolved
-        stack = transformer.axes(model)["blocks"][layers.layers(model)[number].stack]
-        return {path: replace(each, letters=each.letters.removeprefix("N")) for path, each in by_path(stack).items()}
+        _, state = split_block(model, layers.layers(model)[number].block)
+        return {"/".join(map(str, path)): each.axes for path, each in nnx.to_flat_state(state)}
 
     def terms(self, number: int, *sublayers: str) -> list[LinearTerm]:
         """The linear terms of sublayers of a layer, with the paths of the layer's parameters."""
@@ -169,6 +226,17 @@ class Network:
     def norm(self, kind: str) -> NormSpec:
         """A norm outside the blocks: it has the norm options of the first block."""
         return self.layers[0].block.norm_spec(kind)
+
+
+def split_block(model: TokenStackConfig, name: str) -> Any:
+    """The graph and the abstract state of a block of a model or of its encoder."""
+    return _split(model, name, jax.config.jax_enable_x64)  # type: ignore[attr-defined]  # JAX adds its settings later
+
+
+@cache
+def _split(model: TokenStackConfig, name: str, x64: bool) -> Any:
+    make = lambda: Block(model.around, model.depth, model.blocks[name], Rngs(jax.random.key(0)))  # noqa: E731
+    return nnx.split(nnx.eval_shape(make))
 
 
 def names_of(block: BlockConfig, role: str) -> list[str]:
@@ -196,8 +264,17 @@ def put(params: Params, name: str, new: Params) -> Params:
 
 def take_apart(model: ModelConfig, params: dict) -> Network:
     """The layers of a resolved model. Raises UserError if the parameters do not match the config."""
-    refuse_unless(not second_stack(model), f"conversions do not apply to this model: {second_stack(model)}")
     check(model, by_path(params))
+    network = _taken_apart(model, params)
+    if model.encoder is None:
+        return network
+    encoder = _taken_apart(model.encoder, params[NAME])
+    encoder.outside.setdefault(TABLE, network.outside[TABLE])
+    return replace(network, encoder=encoder)
+
+
+def _taken_apart(model: Any, params: dict) -> Network:
+    """The network of one stack."""
     places = layers.layers(model)
 
     def of(number: int) -> Params:
@@ -205,7 +282,7 @@ def take_apart(model: ModelConfig, params: dict) -> Network:
         stack = by_path(params["blocks"][at.stack])
         return {path: np.asarray(leaf[at.index], np.float64) for path, leaf in stack.items()}
 
-    outside = {name: tree for name, tree in params.items() if name != "blocks"}
+    outside = {name: tree for name, tree in params.items() if name not in ("blocks", NAME)}
     wide = {path: np.asarray(leaf, np.float64) for path, leaf in by_path(outside).items()}
     return Network(model, wide, tuple(LayerBlock(at.block, model.blocks[at.block]) for at in places), of)
 
@@ -220,88 +297,32 @@ def check(model: ModelConfig, params: Mapping) -> None:
             raise UserError(f"params: {path!r} is {has}, and the config needs {needs}")
 
 
+def outside_of(network: Network) -> Params:
+    """The parameters outside of the blocks of both stacks, with the paths that they have in a model."""
+    if network.encoder is None:
+        return network.outside
+    shared = {TABLE} if network.shares_table else set()
+    own = {f"{NAME}/{path}": leaf for path, leaf in network.encoder.outside.items() if path not in shared}
+    return network.outside | own
+
+
 def assemble(network: Network, dtype: str) -> tuple[ModelConfig, dict]:
     """The resolved config of a network, and its parameters in `dtype`. A stack is filled layer by layer, so the memory
     is that of the result, of one layer in float64 and of the largest stack."""
     model = network.resolved
-    counts = {place.name: place.repeats for place in layers.stacks(model)}
-    params: Params = {path: leaf.astype(dtype) for path, leaf in network.outside.items()}
-    for at in layers.layers(model):
-        for path, leaf in network.params(at.number).items():
-            stack = f"blocks/{at.stack}/{path}"
-            if stack not in params:
-                params[stack] = np.empty((counts[at.stack], *leaf.shape), dtype)
-            params[stack][at.index] = leaf
+    params: Params = {path: leaf.astype(dtype) for path, leaf in outside_of(network).items()}
+    for each in network.stacks:
+        prefix = f"{each.stack}/" if each.stack else ""
+        counts = {place.name: place.repeats for place in layers.stacks(each.resolved)}
+        for at in layers.layers(each.resolved):
+            for path, leaf in each.params(at.number).items():
+                stack = f"{prefix}blocks/{at.stack}/{path}"
+                if stack not in params:
+                    params[stack] = np.empty((counts[at.stack], *leaf.shape), dtype)
+                params[stack][at.index] = leaf
     check(model, params)
     expected = transformer.abstract(model)
     return model, jax.tree_util.tree_map_with_path(lambda path, _: jnp.asarray(params.pop(path_name(path))), expected)
-
-
-def with_layers(model: ModelConfig, blocks: tuple[LayerBlock, ...]) -> ModelConfig:
-    """`model` with these layers: in its own pattern or segments if they still fit, otherwise in the shortest pattern
-    that repeats, or in segments of equal layers. Layers of one name that differ get names of their own."""
-    names, options = _named(blocks)
-    options = {name: each if name == names[0] else _with_read_norms(each) for name, each in options.items()}
-    change = {"depth": len(names), "blocks": options}
-    fits = len(names) == model.depth and names == [at.block for at in layers.layers(model)]
-    if not fits:
-        new = {name: _no_stack(name, options) for name in options}
-        names, change["blocks"] = [new[name] for name in names], {new[name]: each for name, each in options.items()}
-        change |= _arranged(names)
-    try:
-        return resolve_model(with_values(model, change))
-    except UserError as error:  # the variant with these options does not exist
-        raise Refused(f"the result is not a model that this project has: {error}") from error
-
-
-def _no_stack(name: str, names: Iterable[str]) -> str:
-    """A name that no stack has: if a block X is repeated, its stacks are X_0, X_1 and so on (models/layers.py)."""
-    block, _, number = name.rpartition("_")
-    if not number.isdigit() or block not in names:
-        return name
-    return next(new for n in count(int(number)) if (new := f"{block}_v{n}") not in names)
-
-
-def _with_read_norms(block: BlockConfig) -> BlockConfig:
-    """A block without norm options that nothing reads. The first block's are those of the norms outside the blocks, and a
-    layer that gets a block of its own has to leave them behind if it has no norm."""
-    sites = [getattr(block.norms, site.name) for site in fields(block.norms)]
-    kinds = [site.kind or block.norm for site in sites]
-    kinds += [kind for options in block.sublayers.values() for kind in options.norm_kinds]
-    if any(kind != "none" for kind in kinds):
-        return block
-    inherits = {"norm"} if any(not site.kind for site in sites) else set()
-    unread = [each for each in fields(BlockConfig) if each.name.startswith("norm") and each.name not in inherits]
-    return with_values(block, {each.name: each.default for each in unread})
-
-
-def _arranged(names: list[str]) -> dict:
-    """Options `pattern` and `segments` for layers with these names."""
-    total = len(names)
-    period = next(p for p in range(1, total + 1) if total % p == 0 and names == names[:p] * (total // p))
-    if period <= max(1, total // 2):
-        return {"pattern": tuple(names[:period]), "segments": ()}
-    runs: list[list] = []
-    for name in names:
-        if runs and runs[-1][0] == (name,):
-            runs[-1][1] += 1
-        else:
-            runs.append([(name,), 1])
-    pattern = ModelConfig.__dataclass_fields__["pattern"].default
-    return {"pattern": pattern, "segments": tuple((name, repeats) for name, repeats in runs)}
-
-
-def _named(blocks: tuple[LayerBlock, ...]) -> tuple[list[str], dict[str, BlockConfig]]:
-    """The name of each layer's block, and the options by name."""
-    options: dict[str, BlockConfig] = {}
-    names = []
-    for each in blocks:
-        name, number = each.name, 2
-        while name in options and options[name] != each.block:
-            name, number = f"{each.name}_{number}", number + 1
-        options[name] = each.block
-        names.append(name)
-    return names, options
 
 
 def in_layout(block: BlockConfig, layout: str, **changes) -> BlockConfig:

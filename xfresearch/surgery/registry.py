@@ -5,7 +5,7 @@ from typing import Any
 from xfresearch.runtime.errors import UserError, nearest
 from xfresearch.surgery.absorb_value_output import ABSORB_VALUE_OUTPUT
 from xfresearch.surgery.centre import CENTRE
-from xfresearch.surgery.conversion import Conversion
+from xfresearch.surgery.conversion import Conversion, Where
 from xfresearch.surgery.converting import Step
 from xfresearch.surgery.drop import DROP_KEY, DROP_OUTPUT, DROP_QUERY, DROP_VALUE
 from xfresearch.surgery.factor_query_key import FACTOR_QUERY_KEY
@@ -50,9 +50,15 @@ CONVERSIONS: dict[str, Conversion] = {
 }
 
 
-def chain(names: str, layers: tuple[int, ...] | None = None, options: dict[str, Any] | None = None) -> list[Step]:
-    """The steps of 'fold_norm,centre'. Each takes those of the `options` that it has. Raises UserError for a name that
-    is no conversion, and for an option that none of them has."""
+def chain(
+    names: str,
+    layers: tuple[int, ...] | None = None,
+    options: dict[str, Any] | None = None,
+    stack: str = "",
+    role: str = "",
+) -> list[Step]:
+    """The steps of 'fold_norm,centre', in these layers, of this stack and role. Each takes those of the `options` that it
+    has. Raises UserError for a name that is no conversion, and for an option that none of them has."""
     steps = []
     left = dict(options or {})
     for name in names.split(","):
@@ -61,7 +67,7 @@ def chain(names: str, layers: tuple[int, ...] | None = None, options: dict[str, 
         conversion = CONVERSIONS[name]
         own = {key: value for key, value in (options or {}).items() if key in conversion.options}
         left = {key: value for key, value in left.items() if key not in own}
-        steps.append(Step(conversion, layers, own))
+        steps.append(Step(conversion, Where(layers, stack, role), own))
     for key in left:
         raise UserError(f"{key}={left[key]!r} is not allowed: {names} has no such option")
     return steps

@@ -24,30 +24,26 @@ from dataclasses import replace
 import numpy as np
 
 from xfresearch.models.mixers.memory_slots import slot_heads, softmax_slots
-from xfresearch.models.mixers.softmax.config import SoftmaxConfig, rotary_size
+from xfresearch.models.mixers.softmax.config import Attending, SoftmaxConfig, rotary_size
 from xfresearch.models.mixers.softmax.projections import head_sizes, logit_scale
 from xfresearch.surgery.conversion import Conversion
-from xfresearch.surgery.network import Network, Params
+from xfresearch.surgery.network import ATTENDING, Network, Params, Target
 from xfresearch.surgery.refused import refuse_unless
 
 Pair = tuple[np.ndarray, np.ndarray]  # keys and values
 KEY, VALUE = "memory/key", "memory/value"
 
 
-def convert(network: Network, layers, broken: bool = False) -> Network:
-    width = network.model.width
-    mixers = network.targets("mixer", layers)
+def convert(network: Network, mixers: list[Target], broken: bool = False) -> Network:
     for each in mixers:
         _check_sink(each.options, network.inside(each), each.where)
     return network.change_each(
-        mixers,
-        lambda a: _slotted(a, width, broken),
-        lambda each, params: _add_slot(each.options, params, width, broken),
+        mixers, lambda each: _slotted(each, broken), lambda each, params: _add_slot(each, params, broken)
     )
 
 
 def _check_sink(a, params: Params, where: str) -> None:
-    softmax = isinstance(a, SoftmaxConfig)
+    softmax = isinstance(a, Attending)
     refuse_unless(softmax and a.sink != "none", f"{where}: there is no sink")
     wide = a.memory_slots and not softmax_slots(a)
     refuse_unless(not wide, f"{where}: attention has slots of the model's width, and only one kind of slots")
@@ -69,35 +65,43 @@ def _check_sink(a, params: Params, where: str) -> None:
         refuse_unless(same, f"{where}: no rope.fraction rotates {rotary} of {a.head_size + 1} dimensions")
 
 
-def _slotted(a: SoftmaxConfig, width: int, broken: bool) -> SoftmaxConfig:
+def _slotted(target: Target[Attending], broken: bool) -> Attending:
     """The options with a slot for the sink."""
+    a = target.options
     new = replace(a, sink="none", memory_slots=a.memory_slots + _count(a, broken))
     new = new if a.memory_slots else replace(new, memory_heads="shared")
     if a.sink == "off_by_one":
         return new
     size = a.head_size + 1
-    rope = a.rope
-    if a.position == "rope":
-        rope = replace(rope, fraction=rotary_size(a.head_size, rope.fraction) / size)
     bias = a.bias if "query" in a.bias else (*a.bias, "query")
-    return replace(new, head_size=size, scale=logit_scale(a, width), rope=rope, bias=bias)
+    new = replace(new, head_size=size, scale=logit_scale(a, target.width, target.read_width), bias=bias)
+    return rotating(new, a)
 
 
-def _count(a: SoftmaxConfig, broken: bool) -> int:
+def rotating(new: Attending, old: Attending) -> Attending:
+    """The options `new`, with heads of another size than `old`, of which RoPE rotates as many dimensions."""
+    if not isinstance(new, SoftmaxConfig) or not isinstance(old, SoftmaxConfig) or old.position != "rope":
+        return new
+    fraction = rotary_size(old.head_size, old.rope.fraction) / new.head_size
+    return replace(new, rope=replace(old.rope, fraction=fraction))
+
+
+def _count(a: Attending, broken: bool) -> int:
     """The number of slots that replace the sink. The control has two slots of zeros."""
     return 2 if broken and a.sink == "off_by_one" else 1
 
 
-def _add_slot(a: SoftmaxConfig, params: Params, width: int, broken: bool) -> Params:
+def _add_slot(target: Target[Attending], params: Params, broken: bool) -> Params:
     """The parameters with a slot of zeros, or for a learned sink with one more dimension and its logit there."""
+    a = target.options
     new = {path: value for path, value in params.items() if path != "sink"}
     if a.sink == "learned":
         new = _wider(a, new, params["sink"])
-    sizes = head_sizes(_slotted(a, width, broken), width)
+    sizes = head_sizes(_slotted(target, broken), target.width, target.read_width)
     groups = slot_heads(a) if a.memory_slots else 1
     key_MGK, value_MGV = (np.zeros((_count(a, broken), groups, size)) for size in (sizes.qk, sizes.v))
     if a.sink == "learned":
-        key_MGK[..., -1] = 0.0 if broken else 1 / logit_scale(a, width)
+        key_MGK[..., -1] = 0.0 if broken else 1 / logit_scale(a, target.width, target.read_width)
     old = [scaled_slots(new)] if a.memory_slots else []
     return with_slots(new, *old, (key_MGK, value_MGV))
 
@@ -115,13 +119,13 @@ def with_slots(params: Params, *slots: Pair) -> Params:
     return params | stored
 
 
-def maps_to_heads(a: SoftmaxConfig) -> list[str]:
+def maps_to_heads(a: Attending) -> list[str]:
     """The linear maps whose last dimension is that of a head."""
     maps = ["query", "key"] + (["value"] if a.value == "learned" else [])
     return maps + (["gate"] if a.output_gate == "elementwise" and a.value != "identity_whole" else [])
 
 
-def _wider(a: SoftmaxConfig, params: Params, sink_H: np.ndarray) -> Params:
+def _wider(a: Attending, params: Params, sink_H: np.ndarray) -> Params:
     """The parameters with one more dimension of each head: b in the query, 0 elsewhere."""
     new = dict(params)
     for name in maps_to_heads(a):
@@ -150,4 +154,5 @@ SINK_TO_SLOT = Conversion(
     "keys, norms or clipping of queries",
     broken="with two slots, or with the logit 0 for b",
     convert=convert,
+    roles=ATTENDING,
 )

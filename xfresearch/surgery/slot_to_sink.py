@@ -19,39 +19,37 @@ from typing import Literal
 import numpy as np
 
 from xfresearch.models.mixers.memory_slots import softmax_slots
-from xfresearch.models.mixers.softmax.config import SoftmaxConfig, rotary_size
+from xfresearch.models.mixers.softmax.config import Attending, SoftmaxConfig, rotary_size
 from xfresearch.models.mixers.softmax.projections import logit_scale
 from xfresearch.surgery.conversion import Conversion
 from xfresearch.surgery.key_value_groups import group_of_heads
-from xfresearch.surgery.network import Network, Params, Target
+from xfresearch.surgery.network import ATTENDING, Network, Params, Target
 from xfresearch.surgery.refused import refuse_unless
-from xfresearch.surgery.sink_to_slot import KEY, VALUE, maps_to_heads, scaled_slots, with_slots
+from xfresearch.surgery.sink_to_slot import KEY, VALUE, maps_to_heads, rotating, scaled_slots, with_slots
 
 Sink = Literal["none", "off_by_one", "learned"]
 OTHERS = "e^(q k) of the others depends on the token, or adds v"
 
 
-def convert(network: Network, layers, broken: bool = False) -> Network:
-    mixers = network.targets("mixer", layers)
+def convert(network: Network, mixers: list[Target], broken: bool = False) -> Network:
     zero = all([_check(each.options, network.inside(each), each.where) for each in mixers])  # a list: all are checked
     sink: Sink = "off_by_one" if zero else "learned"
     for each in mixers:
         count = each.options.memory_slots
         refuse_unless(zero or count == 1, f"{each.where}: a learned sink has no slots beside it, and {count - 1} stay")
-    width = network.model.width
     sunk = network.change_each(
         mixers,
-        lambda a: _sunk(a, "none" if broken else sink),
-        lambda each, params: _without_slot(each.options, params, sink, width, broken),
+        lambda each: _sunk(each.options, "none" if broken else sink),
+        lambda each, params: _without_slot(each, params, sink, broken),
     )
-    mixers = sunk.targets("mixer", layers)
+    mixers = sunk.again(mixers)
     free = all(_last_is_free(each.options, sunk.inside(each)) for each in mixers)
     return _without_last(sunk, mixers) if free else sunk
 
 
 def _check(a, params: Params, where: str) -> bool:
     """Whether a slot has key 0 and value 0 in every head. Raises Refused if no slot is a sink."""
-    softmax = isinstance(a, SoftmaxConfig) and softmax_slots(a)
+    softmax = isinstance(a, Attending) and softmax_slots(a)
     refuse_unless(bool(softmax), f"{where}: there are no slots in the softmax of attention")
     refuse_unless(a.sink == "none", f"{where}: there is a sink already: sink={a.sink!r}")
     if _zero_slots(params).any():
@@ -72,38 +70,39 @@ def _zero_slots(params: Params) -> np.ndarray:
     return np.logical_not(params[KEY].any((1, 2)) | params[VALUE].any((1, 2)))
 
 
-def _key_of_heads(a: SoftmaxConfig, params: Params) -> np.ndarray:
+def _key_of_heads(a: Attending, params: Params) -> np.ndarray:
     """The key [H, K] of the first slot for each head, in the scale that attention reads."""
     key_MGK, _ = scaled_slots(params)
     return np.broadcast_to(key_MGK[0], (a.kv_heads, key_MGK.shape[-1]))[group_of_heads(a)]
 
 
-def _sunk(a: SoftmaxConfig, sink: Sink) -> SoftmaxConfig:
+def _sunk(a: Attending, sink: Sink) -> Attending:
     left = a.memory_slots - 1
     return replace(a, sink=sink, memory_slots=left, memory_heads=a.memory_heads if left else "each")
 
 
-def _without_slot(a: SoftmaxConfig, params: Params, sink: str, width: int, broken: bool) -> Params:
+def _without_slot(target: Target[Attending], params: Params, sink: str, broken: bool) -> Params:
     """The parameters without the first slot of zeros, or with the logit of the only slot."""
     new = {path: value for path, value in params.items() if path not in (KEY, VALUE)}
     if sink == "learned":
-        return new if broken else new | {"sink": _logits(a, params, width)}
+        return new if broken else new | {"sink": _logits(target, params)}
     key_MGK, value_MGV = scaled_slots(params)
     others = np.arange(len(key_MGK)) != np.argmax(_zero_slots(params))
     return with_slots(new, (key_MGK[others], value_MGV[others])) if others.any() else new
 
 
-def _logits(a: SoftmaxConfig, params: Params, width: int) -> np.ndarray:
+def _logits(target: Target[Attending], params: Params) -> np.ndarray:
     """The logit b [H] of the only slot."""
+    a = target.options
     bias_HK = params.get("query/bias", np.zeros(1))
-    logits_H = logit_scale(a, width) * (bias_HK * _key_of_heads(a, params)).sum(-1)
+    logits_H = logit_scale(a, target.width, target.read_width) * (bias_HK * _key_of_heads(a, params)).sum(-1)
     return a.softcap * np.tanh(logits_H / a.softcap) if a.softcap else logits_H
 
 
-def _last_is_free(a: SoftmaxConfig, params: Params) -> bool:
+def _last_is_free(a: Attending, params: Params) -> bool:
     """Whether nothing reads the last dimension of the heads."""
     plain = a.query == a.key == a.output == "learned" and a.value in ("learned", "key", "identity_whole")
-    rotary = rotary_size(a.head_size, a.rope.fraction) if a.position == "rope" else 0
+    rotary = rotary_size(a.head_size, a.rope.fraction) if isinstance(a, SoftmaxConfig) and a.position == "rope" else 0
     fixed = a.qk_norm != "none" or a.position == "relative_key"  # a norm's length and a table have all dimensions
     if not plain or fixed or a.clip or a.rank or rotary == a.head_size:
         return False
@@ -116,24 +115,20 @@ def _last_is_free(a: SoftmaxConfig, params: Params) -> bool:
 def _without_last(network: Network, mixers: list[Target]) -> Network:
     """The network without the last dimension of the heads, and without query biases if all of them are 0 then."""
     bias = any(network.inside(each).get("query/bias", np.zeros(2))[..., :-1].any() for each in mixers)
-    width = network.model.width
     return network.change_each(
-        mixers, lambda a: _smaller(a, width, bias), lambda each, params: _cut(each.options, params, bias)
+        mixers, lambda each: _smaller(each, bias), lambda each, params: _cut(each.options, params, bias)
     )
 
 
-def _smaller(a: SoftmaxConfig, width: int, bias: bool) -> SoftmaxConfig:
-    size = a.head_size - 1
-    rope = a.rope
-    if a.position == "rope":
-        rope = replace(rope, fraction=rotary_size(a.head_size, rope.fraction) / size)
+def _smaller(target: Target[Attending], bias: bool) -> Attending:
+    a, widths = target.options, (target.width, target.read_width)
     given = tuple(name for name in a.bias if bias or name != "query")
-    new = replace(a, head_size=size, rope=rope, bias=given, scale=0.0)
-    scale = logit_scale(a, width)
-    return new if logit_scale(new, width) == scale else replace(new, scale=scale)
+    new = rotating(replace(a, head_size=a.head_size - 1, bias=given, scale=0.0), a)
+    scale = logit_scale(a, *widths)
+    return new if logit_scale(new, *widths) == scale else replace(new, scale=scale)
 
 
-def _cut(a: SoftmaxConfig, params: Params, bias: bool) -> Params:
+def _cut(a: Attending, params: Params, bias: bool) -> Params:
     """The parameters without the last dimension of the heads."""
     cut = {f"{name}/{part}" for name in maps_to_heads(a) for part in ("kernel", "bias")}
     gone = set() if bias else {"query/bias"}
@@ -153,4 +148,5 @@ SLOT_TO_SINK = Conversion(
     conditions="a slot in the softmax with value 0, and with key 0 or W_Q k = 0 in every head; no sink",
     broken="with the sink lost",
     convert=convert,
+    roles=ATTENDING,
 )

@@ -65,7 +65,8 @@ def unstacked(network: Network, layers, broken: bool = False) -> Network:
 def _check_carried(network: Network, removed: set[int]) -> None:
     """Raises Refused if a layer that stays reads a value that one of the removed layers makes (Zhou et al. 2024)."""
     makers: dict[str, int] = {}  # the first layer with each of the values that travel
-    for each in network.resolved.sublayers():
+    own = [each for each in network.resolved.sublayers() if each.prefix == network.resolved.prefix]
+    for each in own:
         number = each.layer.number
         for name in kind_of(each.options).module.carried(each.place):
             maker = makers.setdefault(name, number)

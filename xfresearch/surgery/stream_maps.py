@@ -1,9 +1,11 @@
 """The parameters that read and write the residual stream."""
 
+from dataclasses import replace
+
 import numpy as np
 
 from xfresearch.models.linear_terms import LinearTerm, output_biases
-from xfresearch.surgery.network import Network, inside
+from xfresearch.surgery.network import End, Network, inside
 from xfresearch.surgery.refused import refuse_unless
 
 
@@ -33,6 +35,20 @@ def last_maps(network: Network, number: int, sublayer: str) -> list[str]:
     )
     biases = output_biases(inside(network.axes(number), sublayer))
     return sorted([term.kernel for term in kernels] + [f"{sublayer}/{path}" for path in biases])
+
+
+def with_end(network: Network, matrix_ED: np.ndarray, bias_D: np.ndarray) -> Network:
+    """The network whose readers of the output y of its final norm read y M + b: the head, which is not tied, or
+    cross-attention in the decoder of an encoder."""
+    if network.stack:
+        return replace(network, end=End(matrix_ED, bias_D))
+    head_VD = network.outside["head/table"]
+    new: dict[str, np.ndarray | None] = {"head/table": head_VD @ matrix_ED.T}
+    if not bias_D.any():
+        return network.with_outside(new)
+    old = network.outside.get("head_bias/bias", 0.0)
+    new["head_bias/bias"] = network.model.head_factor * (head_VD @ bias_D) + old
+    return network.with_outside(new, head_bias=True)
 
 
 def product(matrix_ED: np.ndarray, kernel: np.ndarray, at: int) -> np.ndarray:

@@ -19,22 +19,21 @@ from xfresearch.models.feed_forwards.dense import DenseConfig
 from xfresearch.models.feed_forwards.moe import MoeConfig, MoeFeedForwardConfig
 from xfresearch.models.sublayer import SublayerConfig
 from xfresearch.surgery.conversion import Conversion, Option
-from xfresearch.surgery.network import Network, Params
+from xfresearch.surgery.network import Network, Params, Target
 from xfresearch.surgery.refused import refuse_unless
 
 KERNELS = ("up", "gate", "down")
 
 
-def convert(network: Network, layers, broken: bool = False, experts=8, top_k=2, noise=0.0, seed=0) -> Network:
+def convert(network: Network, targets: list[Target], broken: bool = False, experts=8, top_k=2, noise=0.0, seed=0) -> Network:
     refuse_unless(1 < top_k <= experts, f"top_k={top_k} is not 2 to experts={experts}: with top_k=1 no router is trained")
     refuse_unless(noise >= 0, f"noise={noise} is below 0")
     refuse_unless(seed >= 0, f"seed={seed} is below 0")
-    targets = network.targets("feed_forward", layers)
     for each in targets:
         _check(each.options, each.where)
     return network.change_each(
         targets,
-        lambda options: _with_experts(options, experts, top_k),
+        lambda each: _with_experts(each.options, experts, top_k),
         lambda each, old: _mixture(old, experts, noise, broken, each.random(seed)),
     )
 
@@ -77,6 +76,7 @@ UPCYCLE = Conversion(
     conditions="the layer has no norm (SoLU); with noise it is an approximation",
     broken="with a copy in the first expert only",
     convert=convert,
+    roles=("feed_forward",),
     approximate=lambda noise, **options: noise > 0,
     options={
         "experts": Option(8, "number of experts"),

@@ -24,23 +24,25 @@ from xfresearch.models.feed_forwards.activations import ACTIVATIONS
 from xfresearch.models.feed_forwards.dense import HiddenOptions
 from xfresearch.models.mixers.memory_slots import softmax_slots
 from xfresearch.models.mixers.slots import SlotsConfig
-from xfresearch.models.mixers.softmax.config import SoftmaxConfig
+from xfresearch.models.mixers.softmax.config import Attending
 from xfresearch.models.sublayer import SublayerConfig
 from xfresearch.sharding.letters import Axes
 from xfresearch.surgery.conversion import Conversion, Option
 from xfresearch.surgery.key_value_groups import SPLIT
-from xfresearch.surgery.network import Network, Params, Target, inside
+from xfresearch.surgery.network import ATTENDING, Network, Params, Target, inside
 from xfresearch.surgery.refused import Refused, refuse_unless
 
 T5_TABLE = "shared/relative_bias"  # [buckets, H] of all layers
 Sizes = dict[tuple[str, str], tuple[int, int]]  # {(start of a path, letter): its size before and after}
 
 
-def convert(network: Network, layers, broken: bool = False, heads=0, hidden=0, slots=0, seed=0) -> Network:
+def convert(
+    network: Network, sublayers: list[Target], broken: bool = False, heads=0, hidden=0, slots=0, seed=0
+) -> Network:
     refuse_unless(heads or hidden or slots, "heads=0, hidden=0 and slots=0: nothing grows; give one of them")
     refuse_unless(seed >= 0, f"seed={seed} is below 0")
-    mixers = network.targets("mixer", layers) if heads or slots else []
-    feed_forwards = network.targets("feed_forward", layers) if hidden else []
+    mixers = _of(network, sublayers, ATTENDING) if heads or slots else []
+    feed_forwards = _of(network, sublayers, ("feed_forward",)) if hidden else []
     for check, total, targets in (
         (_check_heads, heads, mixers),
         (_check_hidden, hidden, feed_forwards),
@@ -50,21 +52,29 @@ def convert(network: Network, layers, broken: bool = False, heads=0, hidden=0, s
             check(each.options, total, each.where)
     axes = {each: inside(network.axes(each.number), each.name) for each in mixers + feed_forwards}
 
-    def wider(options: HiddenOptions | SoftmaxConfig | SlotsConfig) -> SublayerConfig:
-        if isinstance(options, HiddenOptions):
-            return with_hidden(options, hidden)
-        return _with_more(options, heads, slots)
+    def wider(target: Target[HiddenOptions | Attending | SlotsConfig]) -> SublayerConfig:
+        options = target.options
+        return with_hidden(options, hidden) if isinstance(options, HiddenOptions) else _with_more(options, heads, slots)
 
     def params(target: Target, old: Params) -> Params:
-        sizes, random = _sizes(target.options, wider(target.options)), target.random(seed)
+        sizes, random = _sizes(target.options, wider(target)), target.random(seed)
         return {path: _grown(path, value, axes[target][path], sizes, random, broken) for path, value in old.items()}
 
-    outside = _with_t5_columns(network, layers, heads) if heads else network
+    outside = _with_t5_columns(network, mixers, heads) if heads else network
     return outside.change_each(mixers + feed_forwards, wider, params)
 
 
+def _of(network: Network, sublayers: list[Target], roles: tuple[str, ...]) -> list[Target]:
+    """Those with these roles. Raises Refused for a layer without one."""
+    chosen = [each for each in sublayers if each.role in roles]
+    for number in sorted({each.number for each in sublayers} - {each.number for each in chosen}):
+        others = ", ".join(each.name for each in network.targets(roles, [number]))
+        refuse_unless(False, f"layer {number}: role leaves out {others}, which this size is of")
+    return chosen
+
+
 def _check_heads(a: SublayerConfig, heads: int, where: str) -> None:
-    if not isinstance(a, SoftmaxConfig | SlotsConfig) or (isinstance(a, SlotsConfig) and not softmax_slots(a)):
+    if not isinstance(a, Attending | SlotsConfig) or (isinstance(a, SlotsConfig) and not softmax_slots(a)):
         raise Refused(f"{where}: attention of kind {a.kind!r} has no heads of softmax attention")
     refuse_unless(heads > a.heads, f"{where}: heads={heads} is not above its {a.heads} heads")
     refuse_unless(a.output == "learned", f"{where}: output={a.output!r} has no rows of W_O that could be 0")
@@ -101,7 +111,7 @@ def _check_slots(a: SublayerConfig, slots: int, where: str) -> None:
     refuse_unless(slots > a.slots, f"{where}: slots={slots} is not above its {a.slots} slots")
 
 
-def _with_more(a: SoftmaxConfig | SlotsConfig, heads: int, slots: int) -> SublayerConfig:
+def _with_more(a: Attending | SlotsConfig, heads: int, slots: int) -> SublayerConfig:
     """A mixer with more heads or slots."""
     if heads:
         groups = 1 if a.kv_heads == 1 < a.heads else heads // _per_group(a)
@@ -148,16 +158,17 @@ def _grown(path: str, array, axes: Axes, sizes: Sizes, random: np.random.Generat
     return array
 
 
-def _with_t5_columns(network: Network, layers, heads: int) -> Network:
+def _with_t5_columns(network: Network, mixers: list[Target], heads: int) -> Network:
     """The network with a column of T5's table for each new head."""
+    layers = {each.number for each in mixers if getattr(each.options, "position", "") == "t5"}
     sharing = {
         number
         for number, at in enumerate(network.layers)
         if any(getattr(each, "position", "") == "t5" for each in at.block.sublayers.values())
     }
-    if not sharing & {*layers}:
+    if not layers:
         return network
-    left = sharing - {*layers}
+    left = sharing - layers
     refuse_unless(
         not left, f"layer {min(left, default=0)}: its T5 table has a column for each head and is that of the layers to widen"
     )
@@ -172,6 +183,7 @@ WIDEN = Conversion(
     "softmax over hidden units or slots; heads with W_O",
     broken="with drawn outputs",
     convert=convert,
+    roles=(*ATTENDING, "feed_forward"),
     options={
         "heads": Option(0, "number of heads afterwards, 0 as before"),
         "hidden": Option(0, "hidden size afterwards, of each expert; 0 as before"),

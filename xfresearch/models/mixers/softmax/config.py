@@ -68,6 +68,10 @@ class Attending(OutputOptions, MemoryOptions, WeightOptions, ProjectOptions, Kin
         return {name: kind for name, kind in given.items() if kind.startswith("identity")}
 
     @property
+    def both_sides(self) -> tuple[str, ...]:
+        return ("query",) if self.query == "merged" and not self.rank else ()
+
+    @property
     def bias_places(self) -> tuple[str, ...]:
         return (*PROJECTIONS, *(["memory"] if wide_slots(self) else []))
 
@@ -94,10 +98,6 @@ class Attending(OutputOptions, MemoryOptions, WeightOptions, ProjectOptions, Kin
 
 @dataclass(frozen=True)
 class SoftmaxConfig(AttendOptions, PositionOptions, Attending):
-    @property
-    def both_sides(self) -> tuple[str, ...]:
-        return ("query",) if self.query == "merged" and not self.rank else ()
-
     def resolved(self, place: Place, key: str) -> "SoftmaxConfig":
         a = self.projected(place, key)
         _check_positions(a, place.width, key)

@@ -44,6 +44,10 @@ class CrossConfig(Attending):
         return False  # not to the tokens of its own sequence
 
     @property
+    def of_source(self) -> tuple[str, ...]:
+        return ("key", "value")
+
+    @property
     def words(self) -> str:
         return ", ".join([heads_in_words(self, "heads on the source"), *changed(self, *HEAD_OPTIONS)])
 
