@@ -51,6 +51,7 @@ def test_it_equals_the_whole_model(name):
         np.testing.assert_allclose(own, gradient, rtol=0, atol=1e-12 * abs(gradient).max())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["in-turns", "relative", "merged"])
 def test_it_equals_a_model_with_two_stacks(name):
     config = MODELS_WITH_AN_ENCODER[name]

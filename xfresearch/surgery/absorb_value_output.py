@@ -63,7 +63,7 @@ def _check(options: SublayerConfig, where: str) -> None:
     refuse_unless(gate != "elementwise", f"{where}: output_gate={gate!r} multiplies each number between W_V and W_O")
 
 
-def _check_bias(a: Attending, where: str) -> None:
+def _check_bias(a, where: str) -> None:
     """Raises Refused if b_V cannot leave the sum over the context."""
     sums = f"{where}: b_V W_O needs weights that sum to 1"
     instead = "(gauge='balanced' leaves b_V where it is)"

@@ -7,15 +7,15 @@ one over all logits, relative to the spread of the logits of the same token.
 
 import math
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from xfresearch.kernels.cross_entropy import nll_of_logits
 from xfresearch.models.model_config import ModelConfig, mixtures
-from xfresearch.models.stream import Stream
 from xfresearch.run.closed_form import costs
 from xfresearch.runtime.tables import count
 from xfresearch.surgery.layerwise import Pass, Runner
@@ -277,34 +277,44 @@ def _costs(before: ModelConfig, after: ModelConfig, length: int) -> dict[str, di
     return {name.replace("_", " "): {side: getattr(each, name) for side, each in both.items()} for name in names}
 
 
+class LayerPass(NamedTuple):
+    """A layer in a pass: its input, its output, and the source that it reads."""
+
+    path: str
+    taps: Callable[[], dict[str, np.ndarray]]  # its named values
+    output_BLD: np.ndarray
+
+
+def _layers(runner: Runner, inputs: Inputs) -> list[LayerPass]:
+    """The layers of both stacks in a pass, the encoder's first."""
+    made = inputs.pass_of(runner)
+    of_decoder = runner.decoder, made.streams, made.source
+    of_encoder = [(runner.encoder, made.of_encoder, None)] if runner.encoder else []
+    passes = []
+    for stack, streams, source in (*of_encoder, of_decoder):
+        for n in range(len(stack)):
+            taps = partial(stack.taps, n, streams[n], source)
+            passes.append(LayerPass(f"{stack.model.prefix}blocks.{n}", taps, np.asarray(streams[n + 1].x_BLD)))
+    return passes
+
+
 def first_difference(runners: list[Runner], inputs: Inputs) -> str:
     """The first named value inside the first layer whose outputs differ by more than BOUND, of the encoder or of the
     decoder; '' if the layers of the two networks do not correspond."""
-    passes = [inputs.pass_of(runner) for runner in runners]
-    if any(len({len(streams) for streams in each}) > 1 for each in _of_stacks(passes)):
+    before, after = (_layers(runner, inputs) for runner in runners)
+    if [each.path for each in before] != [each.path for each in after]:
         return ""
-    stacks = [[runner.encoder for runner in runners], [runner.decoder for runner in runners]]
-    of_stacks = [[None, None], [each.source for each in passes]]
-    for both, streams, sources in zip(stacks, _of_stacks(passes), of_stacks, strict=True):
-        for number, outputs in enumerate(zip(*(each[1:] for each in streams), strict=True)):
-            if name := _difference_in(number, both, [each[number] for each in streams], list(outputs), sources):
-                return name
-    return "final"
+    return next((name for both in zip(before, after, strict=True) if (name := _difference_in(*both))), "final")
 
 
-def _of_stacks(passes: list[Pass]) -> list[list[list[Stream]]]:
-    """The streams of both passes in the encoder, and in the decoder."""
-    return [[each.of_encoder for each in passes], [each.streams for each in passes]]
-
-
-def _difference_in(number: int, stacks: list[Any], inputs: list[Stream], outputs: list[Stream], sources: list[Any]) -> str:
+def _difference_in(before: LayerPass, after: LayerPass) -> str:
     """The first value in a layer that differs; '' if its outputs do not."""
-    shapes = {stream.x_BLD.shape for stream in outputs}
-    if len(shapes) == 1 and difference(*(stream.x_BLD for stream in outputs))["relative"] <= BOUND:
+    if not _differ(before.output_BLD, after.output_BLD):
         return ""
-    first, second = (each.taps(number, *read) for each, *read in zip(stacks, inputs, sources, strict=True))
-    for name in [name for name in first if name in second]:
-        a, b = first[name], second[name]
-        if a.shape == b.shape and not difference(a, b)["relative"] <= BOUND:  # NaN differs, too
-            return name
-    return f"{stacks[0].model.prefix}blocks.{number}"
+    first, second = before.taps(), after.taps()
+    shared = [name for name in first if name in second and first[name].shape == second[name].shape]
+    return next((name for name in shared if _differ(first[name], second[name])), before.path)
+
+
+def _differ(a: np.ndarray, b: np.ndarray) -> bool:
+    return a.shape != b.shape or not difference(a, b)["relative"] <= BOUND  # NaN differs, too

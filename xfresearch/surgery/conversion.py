@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from xfresearch.runtime.errors import UserError
 from xfresearch.surgery.network import Network, names_of
 from xfresearch.surgery.refused import Refused, refuse_unless
-from xfresearch.surgery.source import with_encoder
+from xfresearch.surgery.source_readers import with_encoder
 
 
 class Option(NamedTuple):

@@ -17,8 +17,8 @@ and with a softcap they do not cancel: refused. Slots and relative keys have key
 diag(g), and value='key' is g h + b itself: refused, too.
 
 The final norm moves into an untied head, n (g h + b) E^T = h (E diag(g))^T + b E^T, and that of an encoder into W_K and W_V
-of all cross-attention (source.py). Without positions at the embedding, the embedding's norm is a function of the token
-alone, and the whole norm moves into the table.
+of all cross-attention (source_readers.py). Without positions at the embedding, the embedding's norm is a function of the
+token alone, and the whole norm moves into the table.
 """
 
 from dataclasses import replace

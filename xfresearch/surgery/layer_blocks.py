@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from itertools import count
-from typing import TypeVar
+from typing import Any
 
 from xfresearch.config.fields import with_values
 from xfresearch.models import layers, token_stack
@@ -12,8 +12,6 @@ from xfresearch.models.model_config import ModelConfig, resolve_model
 from xfresearch.models.token_stack import TokenStackConfig
 from xfresearch.runtime.errors import UserError
 from xfresearch.surgery.refused import Refused
-
-M = TypeVar("M", bound=TokenStackConfig)
 
 
 @dataclass(frozen=True)
@@ -24,7 +22,7 @@ class LayerBlock:
     block: BlockConfig
 
 
-def with_layers(model: M, blocks: tuple[LayerBlock, ...]) -> M:
+def with_layers(model: TokenStackConfig, blocks: tuple[LayerBlock, ...]) -> Any:
     """`model`, or its encoder, with these layers: in its own pattern or segments if they still fit, otherwise in the
     shortest pattern that repeats, or in segments of equal layers. Layers of one name that differ get names of their own."""
     names, options = _named(blocks)
@@ -41,7 +39,7 @@ def with_layers(model: M, blocks: tuple[LayerBlock, ...]) -> M:
         raise Refused(f"the result is not a model that this project has: {error}") from error
 
 
-def _resolved(model: M) -> M:
+def _resolved(model: TokenStackConfig) -> TokenStackConfig:
     return resolve_model(model) if isinstance(model, ModelConfig) else token_stack.resolved(model)
 
 

@@ -145,7 +145,7 @@ def _positions(stream: Stream, first: int = 0):
 def _embed(model: ModelConfig, outside: dict, tokens_BL, of_encoder: bool = False) -> Stream:
     positions_BL = jnp.broadcast_to(jnp.arange(tokens_BL.shape[1]), tokens_BL.shape)
     lm = transformer.bind(model, outside)
-    of_stack = lm.encoder if of_encoder else lm
+    of_stack: Any = lm.encoder if of_encoder else lm
     table_VD = (of_stack.embed or lm.embed).table[...]
     x_BLD = of_stack.embedded(table_VD, tokens_BL, Context(positions_BL))
     return stack.first_stream(of_stack.config, x_BLD, Context(positions_BL))

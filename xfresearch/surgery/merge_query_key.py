@@ -25,11 +25,10 @@ import numpy as np
 from xfresearch.models.mixers.memory_slots import slot_heads, softmax_slots
 from xfresearch.models.mixers.softmax.config import Attending
 from xfresearch.models.mixers.softmax.projections import logit_scale
-from xfresearch.models.sublayer import SublayerConfig
 from xfresearch.surgery.conversion import Conversion
 from xfresearch.surgery.key_value_groups import group_of_heads, pseudo_inverses
 from xfresearch.surgery.network import ATTENDING, Network, Params, Target
-from xfresearch.surgery.refused import refuse_unless, required
+from xfresearch.surgery.refused import refuse_unless
 
 TERMS = {
     "rope": "x W_Q R(l - s) W_K^T y^T: RoPE's rotation gives another matrix for every distance l - s",
@@ -47,8 +46,9 @@ def convert(network: Network, mixers: list[Target], broken: bool = False) -> Net
     )
 
 
-def _check(options: SublayerConfig, params: Params, where: str) -> None:
-    a = required(options, Attending, f"{where}: a mixer of kind {options.kind!r} has no logits x W_Q W_K^T y^T")
+def _check(a, params: Params, where: str) -> None:
+    softmax = isinstance(a, Attending)
+    refuse_unless(softmax, f"{where}: a mixer of kind {a.kind!r} has no logits x W_Q W_K^T y^T")
     learned = (a.query, a.key) == ("learned", "learned")
     refuse_unless(learned, f"{where}: query={a.query!r} and key={a.key!r} are not both matrices")
     refuse_unless(a.position not in TERMS, f"{where}: {TERMS.get(a.position)}")

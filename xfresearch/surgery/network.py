@@ -79,7 +79,7 @@ class Network:
     figures: dict[str, float] = field(default_factory=dict)  # for the certificate, such as condition numbers
     undropped: frozenset[str] = frozenset()  # whose dropout was set to 0, in words
     encoder: "Network | None" = None
-    end: End | None = None  # of an encoder, until cross-attention reads it so (source.py)
+    end: End | None = None  # of an encoder, until cross-attention reads it so (source_readers.py)
 
     def change(
         self,

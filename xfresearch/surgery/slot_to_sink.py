@@ -99,7 +99,7 @@ def _logits(target: Target[Attending], params: Params) -> np.ndarray:
     return a.softcap * np.tanh(logits_H / a.softcap) if a.softcap else logits_H
 
 
-def _last_is_free(a: Attending, params: Params) -> bool:
+def _last_is_free(a, params: Params) -> bool:
     """Whether nothing reads the last dimension of the heads."""
     plain = a.query == a.key == a.output == "learned" and a.value in ("learned", "key", "identity_whole")
     rotary = rotary_size(a.head_size, a.rope.fraction) if isinstance(a, SoftmaxConfig) and a.position == "rope" else 0
