@@ -76,7 +76,7 @@ def _check_outside(network: Network) -> None:
         f"the embedding's norm of kind {model.embedding_norm!r} writes the stream, and its output has a mean (fold_norm "
         "can remove this norm)",
     )
-    head = model.head_activation
+    head = "none" if network.stack else model.head_activation
     refuse_unless(head == "none", f"head_activation={head!r}: the layer before the output matrix is not converted")
     refuse_unless(
         model.final_norm in BLIND, f"the final norm of kind {model.final_norm!r} reads the mean of the residual stream"

@@ -220,7 +220,8 @@ def _into_embedding(network: Network, broken: bool) -> Network:
         model.position == "none",
         f"embedding_norm reads the token's embedding plus position={model.position!r}, and no table has their norm",
     )
-    refuse_unless(not model.token_types, "embedding_norm reads the sum of the tables of tokens and of token types")
+    types = 0 if network.stack else model.token_types
+    refuse_unless(not types, "embedding_norm reads the sum of the tables of tokens and of token types")
     network = untied(network)
     table_VD = network.outside["embed/table"] * _scale(network)
     gain_D, bias_D = _gain_and_bias(network.outside, "embedding_norm", spec, model.width)
