@@ -37,6 +37,9 @@ if "PYTEST_XDIST_WORKER" not in os.environ:  # workers inherit it
 import jax  # noqa: E402 - it reads the variables above
 from jax._src.interpreters import mlir  # noqa: E402
 
+from tests.daily import daily  # noqa: E402
+from tests.tiny_runs import CONFIGS, tiny_model  # noqa: E402
+
 # For every program that it lowers, JAX makes an MLIR context. That takes half of the time of a small program, and more than
 # half of its memory. One context can serve all.
 mlir.make_ir_context = cache(mlir.make_ir_context)
@@ -107,6 +110,17 @@ def programs_of_jax():
 
 
 @pytest.fixture(scope="session")
+def gpt2():
+    return tiny_model("gpt2")
+
+
+@pytest.fixture(scope="session", params=daily(["gpt2", "moe"], CONFIGS))
+def lm(request):
+    """A tiny model of each config that make_run knows. A file of tests may have its own `lm`."""
+    return tiny_model(request.param)
+
+
+@pytest.fixture(scope="session")
 def shared_data() -> Path:
     """The folder of real data sets, which is next to the repository and never committed."""
     path = ROOT.parent / "shared" / "data"
@@ -118,7 +132,5 @@ def shared_data() -> Path:
 @pytest.fixture
 def x64():
     """Enables 64-bit types in JAX."""
-    import jax
-
     with jax.enable_x64(True):
         yield

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 import xfresearch as xf
-from tests.daily import daily
-from tests.tiny_runs import CONFIGS, make_run, rough_params, tiny_model
+from tests.tiny_runs import make_run, rough_params, tiny_model
 from tests.tolerances import TOLERANCE, relative_error
 from xfresearch.data.tokenizers import ByteTokenizer, Tokenizer
 from xfresearch.models import decoding, transformer
@@ -23,16 +22,6 @@ TOKENS_BL = np.random.default_rng(0).integers(0, 257, (2, 8))
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     return make_run(tmp_path_factory.mktemp("runs") / "a")
-
-
-@pytest.fixture(scope="module", params=daily(["gpt2", "moe"], CONFIGS))
-def lm(request):
-    return tiny_model(request.param)
-
-
-@pytest.fixture(scope="module")
-def gpt2():
-    return tiny_model("gpt2")
 
 
 def logits_of(lm, tokens_BL):

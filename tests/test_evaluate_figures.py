@@ -9,6 +9,7 @@ import sys
 
 import pytest
 
+from tests.test_evaluate import evaluated
 from tests.tiny_runs import ROOT, make_run
 from tests.tolerances import TOLERANCE
 from xfresearch import evaluate
@@ -22,11 +23,6 @@ def run(tmp_path_factory):
         (folder / f"{number:02}.txt").write_text(f"{number} the cat sat on the mat\n")
     corpus = repr((f"text_files:{folder}",))
     return make_run(tmp_path_factory.mktemp("runs") / "a", "moe", data__corpus=corpus, sequence_length=16)
-
-
-def evaluated(run, *options, tmp_path) -> dict:
-    evaluate.main(["--workdir", str(run), "--json", str(tmp_path / "out.json"), *options])
-    return json.loads((tmp_path / "out.json").read_text())
 
 
 def test_sparklines_rise_with_their_values():

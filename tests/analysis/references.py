@@ -20,11 +20,6 @@ def parameter(lm, path: str) -> np.ndarray | None:
     return None if found is None else np.asarray(found, np.float64)
 
 
-def log_softmax(x) -> np.ndarray:
-    x = x - x.max(-1, keepdims=True)
-    return x - np.log(np.exp(x).sum(-1, keepdims=True))
-
-
 def information(a, b) -> float:
     """Mutual information of paired values in bits: H(a) + H(b) - H(a, b)."""
     return entropy(list(a)) + entropy(list(b)) - entropy(list(zip(a, b, strict=True)))

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from tests.analysis import references
+from tests.reference.figures import log_softmax
 from tests.tiny_runs import tiny_model
 from tests.tolerances import TOLERANCE
 from xfresearch import analysis
@@ -60,7 +61,7 @@ def test_routing():
     values = references.recorded(lm, tokens_NL, ("router_logits", "chosen"))
     for layer in range(lm.config.depth):
         at = f"blocks.{layer}.feed_forward"
-        p_NLE = np.exp(references.log_softmax(values[f"{at}.router_logits"]))
+        p_NLE = np.exp(log_softmax(values[f"{at}.router_logits"]))
         np.testing.assert_allclose(data["mass"][layer], p_NLE.mean((0, 1)), rtol=CLOSE)
         chosen = values[f"{at}.chosen"].astype(int)
         for corpus, part in enumerate((chosen[:3], chosen[3:])):

@@ -28,7 +28,7 @@ from tests.contracts.variants import (
     random_params,
 )
 from xfresearch.kernels import chunked_attention, grouped_matmul
-from xfresearch.runtime.trees import path_name
+from xfresearch.runtime.trees import by_path, path_name
 
 STEP, TOLERANCE = 3e-6, 1e-7
 # Two documents and padding, then one document.
@@ -50,10 +50,6 @@ def loss_of(config, key=None, **training):
     weights_BL = random.uniform(0.5, 1.5, SEGMENTS_BL.shape) * (SEGMENTS_BL > 0)
     batch = losses.batch_of(tokens_BL, SEGMENTS_BL, POSITIONS_BL, weights_BL)
     return losses.loss_of(config, batch, key, packing="documents", **{"z_loss": 0.01, "loss_rows": 5, **training})
-
-
-def named(tree) -> dict:
-    return {path_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
 
 
 def directions(gradients):
@@ -79,11 +75,11 @@ def check(loss, params, each: bool = False, jit=lambda function: function):
     """Compares slopes along one direction of all parameters. If that fails, or with `each`, parameter by parameter."""
     value_and_gradients = jit(jax.value_and_grad(loss))  # also for values alone: one program to compile instead of two
     gradients = value_and_gradients(params)[1]
-    for name, gradient in named(gradients).items():
+    for name, gradient in by_path(gradients).items():
         assert not re.fullmatch(WITHOUT_GRADIENT, name) or not gradient.any(), f"{name} has a gradient"
     direction = directions(gradients)
     slopes = {
-        name: float(s) for name, s in named(jax.tree.map(lambda g, d: (g * d).sum(), gradients, direction)).items()
+        name: float(s) for name, s in by_path(jax.tree.map(lambda g, d: (g * d).sum(), gradients, direction)).items()
     }
     whole = sum(slopes.values())
     result = slope(value_and_gradients, params, direction)

@@ -15,11 +15,6 @@ from xfresearch.data.tokenizers import load_tokenizer
 from xfresearch.interop import exporting
 
 
-@pytest.fixture(scope="module")
-def gpt2():
-    return tiny_model("gpt2")
-
-
 def test_a_failed_export_leaves_nothing(gpt2, tmp_path, monkeypatch):
     def fail(*_):
         raise OSError("disk full")

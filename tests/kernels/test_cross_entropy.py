@@ -55,12 +55,6 @@ def draw(T=13, D=5, V=11, seed=0, dtype="float64", bias=False, softcap=0.0, scal
     )
 
 
-@pytest.fixture
-def x64():
-    with jax.enable_x64(True):
-        yield
-
-
 @settings(max_examples=8, deadline=None)
 @given(
     st.integers(1, 20),

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 import xfresearch as xf
-from tests.daily import daily
-from tests.tiny_runs import CONFIGS, tiny_model
+from tests.tiny_runs import tiny_model
 from tests.tolerances import TOLERANCE, relative_error
 from xfresearch.data.pipeline import stream_tokens
 from xfresearch.loading import language_model
@@ -19,16 +18,6 @@ ROOT = Path(__file__).parent.parent
 
 TEXT = "def main():\n"
 IDS = [list(TEXT.encode())]
-
-
-@pytest.fixture(scope="module", params=daily(["gpt2", "moe"], CONFIGS))
-def lm(request):
-    return tiny_model(request.param)
-
-
-@pytest.fixture(scope="module")
-def gpt2():
-    return tiny_model("gpt2")
 
 
 def test_a_text_is_its_tokens_everywhere(gpt2):

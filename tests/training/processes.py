@@ -44,6 +44,11 @@ def curve(workdir) -> list[dict]:
     return [{name: value for name, value in row.items() if "second" not in name} for row in rows]
 
 
+def rows_written(workdir) -> int:
+    path = workdir / "metrics.jsonl"
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
 def digests(workdir, step: int) -> dict:
     """Digests of every array of a checkpoint. Equal bits have equal digests."""
     return json.loads((store.directory(workdir) / str(step) / "meta" / "metadata").read_text())["digests"]

@@ -18,7 +18,7 @@ from tests.contracts.variants import ALL
 from tests.training.rules import rule_of
 from xfresearch.config.options import OptimizerConfig
 from xfresearch.models import transformer
-from xfresearch.runtime.trees import path_name
+from xfresearch.runtime.trees import by_path
 
 # {path: the role of each dimension, for each rank}: b batch (one matrix per index), i inputs, o outputs. The first b
 # are stacked layers.
@@ -44,14 +44,16 @@ MATRICES = {
     "block/feed_forward/experts/down": "bbio",
     "block/attention_mix_kernel": "bio",
     "block/feed_forward_mix_kernel": "bio",
+    "head_layer/dense/kernel": "io",
 }
-NORMS = ["embedding_norm", "final_norm", "block/feed_forward/hidden_norm"]
+NORMS = ["embedding_norm", "final_norm", "head_layer/norm", "block/feed_forward/hidden_norm"]
 NORMS += [f"block/{s}_norm_{place}" for s in ("attention", "feed_forward") for place in ("in", "out", "post")]
 NORMS += [f"block/attention/{part}" for part in ("query_norm", "key_norm", "head_norm", "query_scaling", "value_scaling")]
 HYPER = ("read", "mix", "write", "read_kernel", "write_kernel", "read_scale", "write_scale")
 OTHERS = {
     *(f"{norm}/{part}" for norm, part in itertools.product(NORMS, ("gain", "bias", "alpha", "shift"))),
     *("embed/table", "head/table", "head_bias/bias", "position/table", "embedding_scale"),
+    *("token_type/table", "head_layer/dense/bias"),
     *("shared/relative_key", "shared/relative_bias", "block/attention/distances"),
     *(f"block/attention/{name}/bias" for name in ("query", "key", "value", "output")),
     *(f"block/feed_forward/{name}/bias" for name in ("up", "gate", "down", "shared/up", "shared/gate", "shared/down")),
@@ -80,15 +82,11 @@ def letters(kind: str, ndim: int) -> str:
     return next(form for form in forms if len(form) == ndim)
 
 
-def leaves(tree) -> dict:
-    return {path_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
-
-
 # {(kind, number of dimensions): its letters}
 KINDS = {
     (kind_of(path), len(axes.letters)): axes
     for config in ALL.values()
-    for path, axes in leaves(transformer.axes(config)).items()
+    for path, axes in by_path(transformer.axes(config)).items()
 }
 
 
@@ -129,13 +127,13 @@ def first_update(rule: str, params, gradients, decay: float) -> dict:
     """{path: update}, at a learning rate of 1."""
     config = OptimizerConfig(kind=rule, learning_rate=1.0, warmup=0, schedule="constant", weight_decay=decay, clip=0.0)
     optimizer = rule_of(config, 10, AXES)
-    return leaves(jax.jit(lambda: optimizer.update(gradients, optimizer.init(params), params)[0])())
+    return by_path(jax.jit(lambda: optimizer.update(gradients, optimizer.init(params), params)[0])())
 
 
 @pytest.mark.parametrize("rule", ["adamw", "muon"])
 def test_only_matrices_decay(rule, params):
     update = first_update(rule, params, jax.tree.map(jnp.zeros_like, params), decay=0.1)
-    for path, param in leaves(params).items():
+    for path, param in by_path(params).items():
         expected = -0.1 * param if kind_of(path) in MATRICES else 0 * param
         np.testing.assert_allclose(update[path], expected, rtol=1e-6, err_msg=path)
 
@@ -144,7 +142,7 @@ def test_muon_updates_only_matrices(params):
     """Muon's update has the gradient's singular vectors and singular values close to each other. Adam's first update is
     the sign of the gradient."""
     update = first_update("muon", params, params, decay=0.0)
-    for path, gradient in leaves(params).items():
+    for path, gradient in by_path(params).items():
         if kind_of(path) not in MATRICES:
             np.testing.assert_allclose(jnp.abs(update[path]), jnp.abs(update[path]).max(), rtol=1e-3, err_msg=path)
             continue

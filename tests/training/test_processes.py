@@ -24,6 +24,7 @@ from tests.training.processes import (
     flags,
     free_port,
     handles,
+    rows_written,
 )
 from tests.training.processes_worker import MESHES, STEPS, digest
 from xfresearch.checkpoints import store
@@ -43,11 +44,6 @@ def cache(tmp_path_factory):
 
 def train(count: int, workdir, cache, *overrides: str, steps: int = LAST, by: str = "flags") -> Processes:
     return Processes(count, "xfresearch.train", f"--workdir={workdir}", *flags(cache, *overrides, steps=steps), by=by)
-
-
-def rows_written(workdir) -> int:
-    path = workdir / "metrics.jsonl"
-    return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
 def losses(workdir, after: int = 0) -> dict:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.training.processes import curve, digests, rows_written
 from xfresearch.checkpoints import store
 from xfresearch.runtime import errors
 
@@ -67,18 +68,8 @@ def unbroken(tmp_path_factory, cache):
     return workdir
 
 
-def curve(workdir) -> list[dict]:
-    rows = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in row.items() if "second" not in k and "time" not in k} for row in rows]
-
-
-def final_state(workdir, step=STEPS) -> dict:
-    """Digests of every array of a checkpoint. Equal bits have equal digests."""
-    return json.loads((store.directory(workdir) / str(step) / "meta" / "metadata").read_text())["digests"]
-
-
 def assert_same_run(workdir, other) -> None:
-    assert final_state(workdir) == final_state(other)
+    assert digests(workdir, STEPS) == digests(other, STEPS)
     assert curve(workdir) == curve(other)
 
 
@@ -90,11 +81,6 @@ def kill_when(process, moment) -> None:
     process.communicate()
 
 
-def lines(workdir) -> int:
-    path = workdir / "metrics.jsonl"
-    return path.read_bytes().count(b"\n") if path.exists() else 0
-
-
 @pytest.mark.parametrize("kills", [3, 6])
 def test_a_run_killed_at_random_moments_ends_bit_for_bit_like_the_uninterrupted_run(tmp_path, cache, unbroken, kills):
     rng, workdir, while_saving = random.Random(0), tmp_path / "killed", 0
@@ -104,11 +90,10 @@ def test_a_run_killed_at_random_moments_ends_bit_for_bit_like_the_uninterrupted_
             kill_when(process, lambda: any(store.directory(workdir).glob("*tmp*")))
             while_saving += any(store.directory(workdir).glob("*tmp*"))
         else:
-            before = lines(workdir)
+            before = rows_written(workdir)
             rows = rng.randrange(1, 14) if number else 2  # the first kill is before the first checkpoint
-            kill_when(
-                process, lambda before=before, rows=rows: lines(workdir) >= before + rows or lines(workdir) < before
-            )
+            kept = range(before, before + rows)  # fewer rows: the new process has begun, and removed some
+            kill_when(process, lambda kept=kept: rows_written(workdir) not in kept)
         assert process.returncode == -signal.SIGKILL, "killed before it could end"
     assert while_saving >= 1
     run(workdir, cache)
@@ -117,7 +102,7 @@ def test_a_run_killed_at_random_moments_ends_bit_for_bit_like_the_uninterrupted_
 
 def test_sigterm_saves_reports_it_and_exits_with_143(tmp_path, cache, unbroken):
     process = start(tmp_path, cache)
-    while lines(tmp_path) < 20:
+    while rows_written(tmp_path) < 20:
         assert process.poll() is None
         time.sleep(0.01)
     process.terminate()
