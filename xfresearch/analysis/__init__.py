@@ -1,4 +1,4 @@
-"""Analyses of what a model has learnt: functions of a model and of data, which return a Result.
+"""Analyses of trained models: functions of a model and of data, which return a Result.
 
     from xfresearch import analysis
     result = analysis.attention(lm)

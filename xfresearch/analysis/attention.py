@@ -1,4 +1,4 @@
-"""Where the heads of attention look, and what their matrices do.
+"""Statistics of the weights of attention heads, and of their matrices.
 
 Of the weights w_ls of query l on key s, for each head, averaged over the queries of a row except the first one:
 

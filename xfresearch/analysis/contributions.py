@@ -1,10 +1,10 @@
-"""What each part of a model adds to its final hidden states, for every layout (Elhage et al. 2021).
+"""The contribution of each part of a model to its final hidden states, for every layout (Elhage et al. 2021).
 
-The final hidden state is a sum over the embedding and what each sublayer writes. Each term is followed to the end: through
-the skips, with their factors, and through the norms of the stream, as the linear maps that they are at this value
-(models/norms.py, `frozen`). A layout without a skip drops the terms before it, because they are only read. The constants
-of norms (`constant`: the bias, and what derf makes of 0) are terms too. So the terms times the output head sum to the
-logits, before a softcap.
+The final hidden state is a sum of terms: the embedding and the output of each sublayer. Each term is followed to the end:
+through the skips, with their factors, and through the norms of the stream, which are linear maps once their factors are
+fixed (models/norms.py, `frozen`). A sublayer without a skip drops all terms before it, because it only reads them. The
+constants of norms (`constant`: the bias, and derf's value at 0) are terms too. So the terms times the output head sum to
+the logits, before a softcap.
 """
 
 from collections.abc import Callable
@@ -72,8 +72,8 @@ def parts(forward_pass: Pass, by_head: bool = False) -> dict[str, jax.Array]:
 
 
 def directions(forward_pass: Pass, towards_BLD) -> dict[str, jax.Array]:
-    """{'blocks.<layer>.<sublayer>': [B, L, D]}: the vector whose product with what the sublayer writes, before its own norm
-    and gain, is that sublayer's part of the product of the final hidden state with `towards`."""
+    """{'blocks.<layer>.<sublayer>': [B, L, D]}: the vector whose product with the sublayer's output, before its own norm and
+    gain, is the sublayer's part of the product of the final hidden state with `towards`."""
 
     def total(raw: dict):
         def written(each: Bound) -> dict:
@@ -131,7 +131,7 @@ def _skipped(block, branch, terms: dict) -> dict:
 
 
 def _written(each: Bound, values: dict, by_head: bool) -> dict:
-    """What a sublayer writes: as a whole, or of each head and the rest."""
+    """{part: [B, L, D]}: the output of a sublayer as a whole, or of each head and the rest."""
     block, branch, at = each.block, each.sublayer.branch, each.sublayer.path
     out_BLD = values[f"{at}.out"]
     if branch.bare:
@@ -149,7 +149,7 @@ def _written(each: Bound, values: dict, by_head: bool) -> dict:
 
 
 def scaled(block, branch, part_BLD, raw_BLD):
-    """A part of what a sublayer writes, `raw`, after the sublayer's own norm and factor."""
+    """A part of a sublayer's output `raw`, after the sublayer's own norm and factor."""
     norm = block.norm(branch, "out")
     part_BLD = part_BLD if norm is None else norm.frozen(part_BLD, raw_BLD)
     return branch.connection.scaled(block.connection(branch), block.depth, part_BLD)

@@ -1,4 +1,4 @@
-"""Features of a tap: sparse dictionaries of its activations, trained here (sparse.py), and what they leave out.
+"""Features of a tap: sparse dictionaries of its activations, which are trained here (sparse.py), and their errors.
 
 A dictionary reads a tap and predicts it, or another tap, the target (a transcoder). On rows that it was not trained on:
 

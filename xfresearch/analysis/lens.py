@@ -1,4 +1,4 @@
-"""What the model would predict after each layer, and which parts of it make the prediction.
+"""The logit lens, the prediction that each layer would make; and the parts of the model that make the final prediction.
 
 logit lens (nostalgebraist 2020): the stream after a layer, read by the final norm and the head as if it were the last one:
 

@@ -1,4 +1,4 @@
-"""What analyses share: rows of tokens, compiled passes over them, and names of layers."""
+"""Rows of tokens, compiled passes over them, and names of layers, for all analyses."""
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
@@ -48,8 +48,8 @@ def _of_corpus(lm: LanguageModel, corpus: str, count: int, length: int, split: s
 
 
 def repeated(lm: LanguageModel, count: int, rows: int = BATCH, seed: int = 0) -> np.ndarray:
-    """Random token ids [rows, 2 count] whose second half repeats the first (Olsson et al. 2022). Those of a half differ, if
-    the vocabulary has enough, so that each has occurred once before."""
+    """Random token ids [rows, 2 count] whose second half repeats the first (Olsson et al. 2022). The tokens of a half differ
+    from each other, if the vocabulary has enough."""
     rng, vocab_size = np.random.default_rng(seed), lm.config.vocab_size
     half_BL = np.stack([rng.choice(vocab_size, count, replace=count > vocab_size) for _ in range(rows)])
     tokens_BL = np.concatenate([half_BL, half_BL], 1)

@@ -38,7 +38,7 @@ def applies(model: ModelConfig) -> str:
 
 
 class Scores(NamedTuple):
-    """What a model says after N prompts."""
+    """Scores of a model's continuations of N prompts."""
 
     recalled: np.ndarray  # bool [N]: every token of the object is the most likely one
     log_probability: np.ndarray  # float64 [N]: of the object, in nats
@@ -72,7 +72,7 @@ def recall(lm, facts: Sequence[Fact] | None = None, data: str | None = None) -> 
 
 
 def score(lm, prompts: Sequence[str], objects: Sequence[str], title: str = "recall") -> Scores:
-    """What the model says after each prompt, compared with the object of the same index, which follows after a space.
+    """Scores of the object of the same index as the continuation of each prompt, after a space.
 
     Texts are padded to few different shapes, so that calls share compiled programs. Raises UserError for a model without a
     tokenizer, and for texts that are longer than its table of positions."""

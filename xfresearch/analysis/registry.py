@@ -1,4 +1,4 @@
-"""The table of analyses by name, and what each of them checks first."""
+"""The table of analyses by name, and the checks before each of them."""
 
 import inspect
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from xfresearch.runtime.errors import UserError
 
 class Analysis(NamedTuple):
     run: Callable[..., Any]  # (lm, data, count, length, ...) -> Result
-    lacks: Callable[[ModelConfig], str]  # what a model of a single stack lacks for it; '' if nothing
+    lacks: Callable[[ModelConfig], str]  # why it does not apply to a model of a single stack; '' if it does
     about: str
     prompts: bool = False  # it takes a clean and a corrupted prompt instead of rows of a corpus
 

@@ -63,7 +63,7 @@ class Table(NamedTuple):
 
 @dataclass(frozen=True)
 class Result:
-    """What an analysis found.
+    """The result of an analysis.
 
     name: of the analysis. about: one line on the model and the data. step: of the model. data: {name: array or number}; the
     docstring of the analysis has their shapes. summary: {name: (value, half width of its 95 % interval, NaN without one)}

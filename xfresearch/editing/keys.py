@@ -33,7 +33,7 @@ RIDGE = 1e-2  # of the mean of C's diagonal: units that are never active have no
 
 
 def prefixes_of(lm, seed: int = 0) -> list[str]:
-    """What stands before the prompt: nothing, and texts that the model writes, each with a full stop."""
+    """Texts before the prompt: an empty one, and texts that the model writes, each with a full stop."""
     prefixes = [""]
     for count, length in PREFIXES:
         seeds = [seed * 1000 + len(prefixes) + number for number in range(count)]

@@ -6,8 +6,8 @@ that predicts the object of each: they have one key, and vectors of their own wo
 the first, the values change so that the keys of all subjects write a share of what the stream still lacks,
 1 / (number of layers left). Keys and streams are computed again after each layer.
 
-A subject has a key after each prefix (keys.py). The published code writes for their mean, and keys that differ from it write
-something else. Here the error of what is written is averaged over the keys in place of the keys themselves (key="each"):
+A subject has a key after each prefix (keys.py). The published code changes the values for the mean of these keys, so a
+single key writes another vector than was asked. Here the error of the written vector is averaged over the keys (key="each"):
 more edits hold, with the same C and weight (docs/questions/where_is_a_fact.md).
 
 In a block with a norm after the sum (post-norm) the stream is the sum before this norm: what a memory writes is added there.
@@ -106,9 +106,9 @@ def _edited(lm, requests, memories, C: dict[str, np.ndarray], prefixes, key: str
 
 
 def change_for(values: Values, C_GMM: np.ndarray, keys_NJHM: np.ndarray, asked_ND: np.ndarray, key: str, weight: float):
-    """The change [G, M, V] with which the J keys of each request write what is asked: values.py, with the mean over a
-    request's keys of |written - asked|^2, or for key='mean' that of their mean. The mean of m^T C^-1 m over a corpus is the
-    number of coefficients M, hence a = M weight."""
+    """The change [G, M, V] with which the J keys of each request write the vectors asked_ND (values.py). The error is the
+    mean over a request's keys of |written - asked|^2, or for key='mean' the error of the mean key. The mean of m^T C^-1 m
+    over a corpus is the number of coefficients M, hence a = M weight."""
     if key == "mean":
         keys_NJHM = keys_NJHM.mean(1, keepdims=True)
     N, J, H, M = keys_NJHM.shape

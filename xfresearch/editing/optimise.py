@@ -1,14 +1,14 @@
-"""What a memory should write for a subject, so that the model predicts the new object (Meng et al. 2022, eq. 4).
+"""The vector that a memory should write for a subject, so that the model predicts the new object (Meng et al. 2022, eq. 4).
 
-A vector delta is added to what the sublayer of the memory computes (the tap `raw`) at the last token of the subject; for
-MEMIT, to the residual stream after it. It minimises
+A vector delta is added to the output of the memory's sublayer (the tap `raw`) at the last token of the subject; for MEMIT,
+to the residual stream after it. It minimises
 
     mean_j -log P(new object | prefix_j, prompt)  +  a KL(P_edited || P) after "<subject> is a"  +  b |delta| / |v|^2
 
-with Adam. v is what the sublayer computes there without a prefix. The norm of delta is at most c |v|. It stops when the
-first two terms are small. The constants are those of the published code, whose third term has the norm, not its square. But
-the published learning rate suits GPT-2 XL alone: here it is relative to the root mean square of v, and there are more steps.
-The published code also differs from the paper and from this in two points: it reads the second term at the subject, not
+with Adam. v is the sublayer's output there without a prefix. The norm of delta is at most c |v|. Adam stops when the first
+two terms are small. The constants are those of the published code, whose third term has the norm, not its square. But the
+published learning rate suits GPT-2 XL alone: here it is relative to the root mean square of v, and there are more steps. The
+published code differs from the paper and from this file in two more points: it reads the second term at the subject, not
 after the last word, and it stops when all three terms are small.
 """
 

@@ -1,4 +1,4 @@
-"""The report of an edit: the metrics before and after, what else changed, and which requests failed."""
+"""The report of an edit: the metrics before and after, side effects, and the requests that failed."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -34,8 +34,8 @@ class Edit(NamedTuple):
 
 
 class Drift(NamedTuple):
-    """What an edit must not change: bits per byte of held-out text, and the share of the other facts that are recalled. NaN
-    where there is no text, or no facts are known."""
+    """Figures that an edit must not change: bits per byte of held-out text, and the share of the other facts that are
+    recalled. NaN without text, or without known facts."""
 
     bits_per_byte: float
     others: float
@@ -43,7 +43,7 @@ class Drift(NamedTuple):
 
 @dataclass(frozen=True)
 class Report:
-    """What an edit did. failures: a line for each request that failed, and for a broken model."""
+    """The metrics of an edit. failures: a line for each request that failed, and for a broken model."""
 
     method: str
     settings: dict
@@ -164,8 +164,8 @@ def _alone(lm, requests: Sequence[Record], edit: Callable, method: str, settings
 
 
 def drift(lm, requests: Sequence[Record], known: Sequence[Fact] | None = None) -> Drift:
-    """What an edit must not change. The other facts are asked with a held-out prompt; those that follow from the requests
-    are left out."""
+    """The figures that an edit must not change. The other facts are asked with a held-out prompt; facts that follow from the
+    requests are left out."""
     edited = {record.text for record in requests} | {text for record in requests for text, *_ in record.consequences}
     others = [fact for fact in known or () if not edited & set(fact.prompts) and _fits(lm, fact)]
     asked = others[:: max(1, -(-len(others) // OTHERS))]

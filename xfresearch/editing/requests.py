@@ -49,9 +49,9 @@ def drawn(known: Sequence[Fact], count: int, seed: int = 0) -> list[Record]:
 def prepared(
     lm: LanguageModel, requests: Sequence[Record | dict[str, Any]], known: Sequence[Fact] | None = None
 ) -> tuple[list[Record], Sequence[Fact] | None]:
-    """The requests, which may be objects of a file as well, and the facts that are known: by default those that the model
-    was trained on. What a request does not give comes from the fact with its subject and relation: the prompt, other
-    prompts, neighbours, what follows.
+    """The requests, which may be objects of a file as well, and the known facts: by default those that the model was trained
+    on. Fields that a request does not give are taken from the known fact with its subject and relation: the prompt, other
+    prompts, neighbours, facts that follow.
 
     Raises UserError for a request that cannot be made: an unknown relation or subject, an object that is missing or is the
     one before, tokens that the tokenizer cannot make."""

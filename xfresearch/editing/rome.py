@@ -1,9 +1,10 @@
 """ROME: rank-one edits of a fact in the values of one memory (Meng et al. 2022).
 
-For each request, in order: the key k* of its subject, what the memory should write for it (optimise.py), and the change of
-the values that does so and least disturbs other keys (values.py). k* is the mean over the prefixes everywhere. The published
-code uses the mean for the direction C^-1 k*, and the key of the prompt alone for its length: the edit then writes delta
-times (C^-1 k* . k*) / (C^-1 k* . k_prompt), which now and then is many times delta and breaks the model (key="published").
+For each request, in order: the key k* of its subject, the vector delta that the memory should write for it (optimise.py),
+and the change of the values that writes delta and disturbs other keys least (values.py). Here k* is always the mean over the
+prefixes. The published code uses the mean for the direction C^-1 k*, and the key of the prompt alone for its length: the
+edit then writes delta times (C^-1 k* . k*) / (C^-1 k* . k_prompt), which is sometimes many times delta and breaks the model
+(key="published").
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""What a model says of the facts that an edit should change, and of those that it should not.
+"""Scores of a model on the facts that an edit should change, and on the facts that it should not change.
 
 Of a request with the object o and the new object n, by prompt:
 
@@ -88,8 +88,8 @@ def measure(lm, requests: Sequence[Record], generate: bool = True, seed: int = 0
 
 
 def prompts_of(record: Record, most: int = 0) -> list[tuple[str, str, str, str]]:
-    """(kind, prompt, the object that it should have after the edit, the other one) of a request: of each kind the first
-    `most`, 0 for all."""
+    """(kind, prompt, right object after the edit, wrong object) of a request: the first `most` prompts of each kind, 0 for
+    all."""
     first = slice(most or None)
     asked = [("efficacy", record.text, record.target_new, record.target)]
     asked += [("paraphrase", text, record.target_new, record.target) for text in record.paraphrases[first]]

@@ -1,8 +1,8 @@
-"""What only a data set with labels measures: its own figures, and the share of generated answers that it accepts.
+"""Metrics of data sets with labels alone: their own figures, and the share of generated answers that they accept.
 
-Teacher forcing tells whether a model gives an answer that has one right form: it does if each of its tokens is the most
-likely one after those before. Where many forms are right, such as orders or sentences, the model generates an answer, and
-the data set decides (data/tasks/task.py).
+If an answer has one right form, teacher forcing tells whether a model gives it: each of its tokens must be the most likely
+one after the tokens before. If many forms are right, such as orders or sentences, the model generates an answer, and the
+data set decides (data/tasks/task.py).
 """
 
 from collections.abc import Iterator, Sequence

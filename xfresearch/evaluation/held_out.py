@@ -1,4 +1,4 @@
-"""Held-out data for trained models, and their scores: what the commands that measure a held-out loss share."""
+"""Held-out data for trained models, and their scores, for all commands that measure a held-out loss."""
 
 from argparse import ArgumentTypeError
 from functools import cache, partial
@@ -77,7 +77,7 @@ def read(lm, workdir, options):
 
 
 def settings(data) -> dict:
-    """What was read, and over which units of it the standard error is: of `data` from `read`."""
+    """The settings of an evaluation of `data` from `read`: the corpus, the split, and the units of the standard error."""
     names = ("corpus", "split", "length", "stride", "unit")
     return {name: getattr(data, name) for name in names if hasattr(data, name)}
 

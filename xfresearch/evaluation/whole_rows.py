@@ -70,8 +70,8 @@ def row_sums(
     progress=lambda rows: None,
     place=lambda batch: batch,
 ) -> dict[str, np.ndarray]:
-    """The sums over each sequence [U], by the names in losses.SUMS. Of data with answers also 'answers', their number; and
-    of each answer [A] whether it is 'right', and its 'difficulty'. `scorer` is from `losses.make_scorer`.
+    """The sums over each sequence [U], by the names in losses.SUMS. Data with answers also have the number of 'answers' [U],
+    and for each answer [A] whether it is 'right', and its 'difficulty'. `scorer` is from `losses.make_scorer`.
 
     Calls `progress(rows)` after every batch. `place` moves a batch to the scorer's devices.
     """
@@ -100,8 +100,8 @@ def _difficulty(answers_BL: np.ndarray, difficulty_BL: np.ndarray) -> tuple[np.n
 
 
 def metrics(sums: dict[str, np.ndarray]) -> dict[str, Any]:
-    """losses.summary of `row_sums`. Of data with answers also `by_difficulty`: {difficulty: the accuracy of its answers, and
-    their number}."""
+    """losses.summary of `row_sums`. Data with answers also have `by_difficulty`: {difficulty: accuracy and number of its
+    answers}."""
     if "difficulty" not in sums:
         return summary(sums)
     right = {level: sums["right"][sums["difficulty"] == level] for level in np.unique(sums["difficulty"]).tolist()}

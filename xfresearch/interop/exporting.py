@@ -131,7 +131,7 @@ def choose(model: ModelConfig, name: str = "", own: str = "") -> Family:
 
 
 def missing(family: Family, model: ModelConfig) -> list[Difference]:
-    """What `family` cannot express of `model`: the differences after its config.json is written and read back.
+    """The options of `model` that `family` cannot express: the differences after its config.json is written and read back.
 
     Raises UserError if the config.json cannot be read back.
     """

@@ -40,7 +40,7 @@ class Imported(NamedTuple):
     config: ModelConfig
     params: dict
     tokenizer: Tokenizer | None
-    run: Config  # with the defaults of all that the other library does not say
+    run: Config  # with defaults for the options that the other library does not have
     source: Source | None = None
 
 

@@ -1,4 +1,4 @@
-"""What a model carries of the edits made to it: a record of each, and the arrays as they were before it.
+"""The edits of a model that are stored with it: a record of each edit, and the arrays before it.
 
 A run's directory has them in edits/<number>/: record.json (request, method, layers, norm of the change, metrics before and
 after) and before.npz. So the last edit can be undone, and the arrays are then equal bit for bit. The command adds its
@@ -28,8 +28,8 @@ class Applied(NamedTuple):
     """One edit of a model."""
 
     record: dict
-    before: Mapping[str, np.ndarray]  # by the names of `pairs`: the bytes of those that the edit changed
-    folder: tuple = ()  # that it was read from: the arguments of files.inside
+    before: Mapping[str, np.ndarray]  # {name as in `pairs`: the bytes before the edit} of the arrays that it changed
+    folder: tuple = ()  # the arguments of files.inside for the directory that the edit was read from
 
 
 def pairs(model: ModelConfig, a: dict, b: dict) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:

@@ -10,7 +10,7 @@ from xfresearch.runtime.trees import path_name
 from xfresearch.sharding.letters import row_parts
 
 SAME_VALUES = {"reshape", "sharding_constraint", "squeeze", "transpose", "copy", "name"}  # outputs hold the same values
-WEIGHTS = "weights"  # the name of what is kept if it is a layer's weights in the dtype of the computation
+WEIGHTS = "weights"  # the name of kept arrays that are a layer's weights in the dtype of the computation
 FILLS = {"parameter", "constant", "broadcast", "bitcast"}  # a fusion of only these fills an array with one number
 
 

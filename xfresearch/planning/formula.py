@@ -237,8 +237,8 @@ def _collectives(config: Config, sizes: dict, weights: list[_Weight]) -> list[Co
 
 def _sums(layout: str, name: str, remat: str) -> int:
     """How often a layer sums a sublayer's output over `tensor`: in the forward pass, and its gradient in the backward pass.
-    With remat='dots' it is saved; a layer that is recomputed in full needs it for the sublayer after it. It is summed with
-    the output of the next sublayer, once, if that one reads the same input."""
+    A layer that is recomputed in full sums it once more for the next sublayer; with remat='dots' it is saved. If the next
+    sublayer reads the same input, both outputs are summed at once."""
     branches = LAYOUTS[layout].branches
     at = [each.name for each in branches].index(name)
     after = branches[at + 1 :]

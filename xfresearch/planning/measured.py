@@ -1,4 +1,4 @@
-"""What updates reached where they ran: the data of a plan's expectation, and the rule that applies them.
+"""Measured updates on accelerators: the data of a plan's expected time, and the rule that applies them.
 
 Model-FLOPs utilisation counts three times the FLOPs of the forward pass, attention in full, over the chip's peak for
 bfloat16 (xfresearch/runtime/hardware.py). All updates: bfloat16, one device, the best settings that were tried.

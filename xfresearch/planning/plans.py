@@ -209,7 +209,7 @@ def _seconds(line: Roofline) -> dict:
 
 
 def _figures(times: list[float], plan: dict, ideal: float, topology: Topology, tokens: float) -> dict[str, list]:
-    """What follows from times of a step, for each of them. ideal: seconds of the model's FLOPs at the peak."""
+    """{figure: [its value for each of the times]} of a step. ideal: seconds of the model's FLOPs at the peak."""
     per_step = plan["batch"]["tokens"]
     hours = [tokens / per_step * time / 3600 for time in times]
     return {
