@@ -5,16 +5,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.contracts.two_stacks import MODELS, NARROW, SOURCE, made, options
+from tests.contracts.two_stacks import MODELS, NARROW, POST_NORM, SOURCE, made, options
 from tests.contracts.variants import random_params
 from tests.editing.words import WORDS, WordTokenizer
-from tests.surgery.comparing import assert_exact
+from tests.surgery.comparing import assert_exact, logits
 from tests.tiny_runs import tiny_config, tiny_model
 from xfresearch import surgery
 from xfresearch.loading.language_model import LanguageModel
 from xfresearch.models.model_config import ModelConfig
 from xfresearch.runtime.errors import UserError
-from xfresearch.surgery.network import take_apart
+from xfresearch.surgery.certificate import BOUND, Domain, difference
+from xfresearch.surgery.network import Network, take_apart
 
 ENCODER, CROSS = {"stack": "encoder"}, {"role": "cross"}
 GROUPED = NARROW | options(kv_heads=2, bias=("query", "key", "value"), memory_slots=6)
@@ -65,6 +66,7 @@ def lm_with(changes: dict) -> LanguageModel:
         ("widen", {"blocks.main.attention.position": "t5"}, {"heads": 8} | CROSS),
         ("fuse_output", {"stacks.encoder.blocks.main.layout": "no_residual_between"}, ENCODER),
         ("feed_forward_to_memory", {}, ENCODER),
+        ("feed_forward_to_memory", POST_NORM, {"stack": "decoder"}),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -86,10 +88,7 @@ def test_a_chain_makes_a_stream_of_the_encoder_smaller(width):
     assert_exact_networks(take_apart(lm.config, lm.params), narrower)
 
 
-def assert_exact_networks(before, after) -> None:
-    from tests.surgery.comparing import logits
-    from xfresearch.surgery.certificate import BOUND, difference
-
+def assert_exact_networks(before: Network, after: Network) -> None:
     assert difference(logits(before), logits(after))["relative"] <= BOUND
 
 
@@ -138,6 +137,17 @@ def test_a_refusal_names_the_stack_or_the_sublayer(name, changes, arguments, ter
         surgery.CONVERSIONS[name](take_apart(lm.config, lm.params), **arguments)
 
 
+@pytest.mark.long
+def test_a_decoder_of_three_sublayers_as_attention_and_slots_and_back():
+    lm = lm_with(POST_NORM)
+    before = take_apart(lm.config, lm.params)
+    slots = surgery.CONVERSIONS["feed_forward_to_memory"](before, stack="decoder")
+    assert [at.block.layout for at in slots.layers] == ["cross_all_attention", "all_attention"] * 2
+    back = surgery.CONVERSIONS["memory_to_feed_forward"](slots, stack="decoder")
+    assert {at.block.layout for at in back.layers} == {"cross_post_norm"}
+    assert_exact_networks(before, back)
+
+
 def test_a_model_of_one_stack_has_no_encoder_to_convert_which_is_a_mistake():
     with pytest.raises(UserError, match="stack='encoder' is not allowed: this model has the stack decoder"):
         surgery.untie(tiny_model(), stack="encoder")
@@ -152,3 +162,33 @@ def test_the_table_is_shared_until_one_stack_changes_it_without_mistake():
     other = surgery.CONVERSIONS["centre"](network, stack="encoder")
     assert not other.shares_table and other.resolved.encoder.embedding == "own"
     np.testing.assert_array_equal(other.outside["embed/table"], network.outside["embed/table"])
+
+
+def network_of(changes: dict) -> Network:
+    lm = lm_with(changes)
+    return take_apart(lm.config, lm.params)
+
+
+def test_layers_without_a_stack_are_the_decoder_s_without_mistake():
+    before = network_of({})
+    after = surgery.CONVERSIONS["merge_query_key"](before, (1,), role="cross")
+    kinds = [at.block.cross_attention.query for at in after.layers]
+    assert kinds == ["learned", "merged"] and after.encoder.layers == before.encoder.layers
+    both = surgery.CONVERSIONS["merge_query_key"](before)
+    assert [at.block.attention.query for each in both.stacks for at in each.layers] == ["merged"] * 4
+
+
+@pytest.mark.parametrize("broken", ["encoder", "decoder"])
+def test_a_control_is_of_one_stack_without_mistake(broken):
+    after = surgery.CONVERSIONS["stack"](network_of({}), broken=broken)
+    zero = {each.stack or "decoder": not each.params(1)["attention/output/kernel"].any() for each in after.stacks}
+    assert zero == {"encoder": broken != "encoder", "decoder": broken != "decoder"}
+
+
+def test_sources_have_every_token_without_mistake(monkeypatch):
+    monkeypatch.setattr("xfresearch.surgery.certificate.LONGEST", 4)
+    network = network_of({})
+    domain = Domain.of(network, network, None)
+    for tokens in zip(*domain.batches, strict=True):
+        assert {*np.concatenate(tokens).ravel()} == set(range(len(WORDS)))
+    assert "positions 0 to 3 (of sources 0 to 3)" in str(domain)

@@ -11,6 +11,8 @@ hidden unit alone, without a gate: f(x W_gate) * (x W_up) has two keys per value
     no_norm_between    the same without norm'           the same, with norm 'none'
     post_norm          norm(x + a(x)), then             two layers all_attention
                        norm'(x + f(x))
+    cross_post_norm    the same with norm(x + c(x, s))  a layer cross_all_attention, and one all_attention
+                       between the two
 
 `memory_to_feed_forward` is the inverse. form='softmax' puts the slots into the softmax of the heads instead, which is an
 approximation (softmax_form.py).
@@ -36,12 +38,13 @@ from xfresearch.surgery.refused import refuse_unless, required
 from xfresearch.surgery.softmax_form import check_slots, to_softmax
 
 BESIDE = {"parallel": "attention_only"}  # layout: the layout with slots beside attention
-PAIRS = {  # layout: the layout of the two layers, and the place of the norm
-    "pre_norm": ("attention_only", "in"),
-    "no_norm_between": ("attention_only", "in"),
-    "post_norm": ("all_attention", "post"),
+PAIRS = {  # layout: those of the layer with attention and of the layer with slots, and the place of the norm
+    "pre_norm": ("attention_only", "attention_only", "in"),
+    "no_norm_between": ("attention_only", "attention_only", "in"),
+    "post_norm": ("all_attention", "all_attention", "post"),
+    "cross_post_norm": ("cross_all_attention", "all_attention", "post"),
 }
-LAYOUT = BESIDE | {name: layout for name, (layout, _) in PAIRS.items()}
+LAYOUT = BESIDE | {name: layout for name, (layout, *_) in PAIRS.items()}
 ONE_NORM = "attention and slots beside it read the same norm(x), and W_up reads another"
 OUTPUT_NORM = "x + norm(f(x)): no layout of one sublayer has a norm of the output"
 NO_SKIP = "f(a(x)): no layout of one sublayer is without a skip"
@@ -59,6 +62,7 @@ REASONS = {
     "deep_norm": "norm(alpha x + f(x)): no layout of one sublayer has the factor alpha",
     "macaron": "x + f(x) / 2: no layout of one sublayer has the factor 1/2",
     "resi_dual": "no layout of one sublayer has a second stream",
+    "cross_pre_norm": "x + c(norm(x), source): no layout has it without a feed-forward layer",
 }
 
 
@@ -135,13 +139,12 @@ def _beside(block: BlockConfig) -> BlockConfig:
 
 def _pair(block: BlockConfig) -> tuple[BlockConfig, BlockConfig]:
     """The block of the attention layer, and that of the layer with slots."""
-    layout, at = PAIRS[block.layout]
+    layout, of_slots, at = PAIRS[block.layout]
     f = options_of(block, "feed_forward", DenseConfig)
-    attention = in_layout(block, layout)
     slots = SlotsConfig(memory_slots=f.hidden, memory_activation=f.kind, bias=("output",) if f.bias else ())
     own = getattr(block.norms, f"feed_forward_{at}", NormSite(kind="none"))
-    norms = replace(attention.norms, **{f"attention_{at}": own})
-    return attention, with_values(attention, {"attention": slots, "norms": norms})
+    alone = in_layout(block, of_slots, attention=slots)
+    return in_layout(block, layout), with_values(alone, {"norms": replace(alone.norms, **{f"attention_{at}": own})})
 
 
 def _memory(params: Params, broken: bool) -> Params:
@@ -185,7 +188,8 @@ def _slots(params: Callable[[], Params], broken: bool) -> Params:
 FEED_FORWARD_TO_MEMORY = Conversion(
     name="feed_forward_to_memory",
     about="an elementwise feed-forward layer as slots of the model's width, beside attention or as a layer",
-    conditions="an elementwise activation without a gate, in the layouts parallel, pre_norm, no_norm_between or post_norm",
+    conditions="an elementwise activation without a gate, in the layouts parallel, pre_norm, no_norm_between, "
+    "post_norm or cross_post_norm",
     broken="with the values of the slots in reverse order",
     convert=convert,
     approximate=lambda form: form == "softmax",

@@ -5,6 +5,7 @@
     attention_only, slots beside attention               parallel
     attention_only with attention, then with slots       one layer pre_norm; `layers` names the layer with slots
     all_attention with attention, then with slots        one layer post_norm
+    cross_all_attention, then all_attention with slots   one layer cross_post_norm
 
 Slots always have a bias b. A feed-forward layer gets biases if b or c is not 0. Beside attention, c is a part of b_O: if
 b is 0, all of it stays there, and otherwise all of it becomes c. Slots in the softmax are normalised together with the
@@ -29,7 +30,12 @@ from xfresearch.surgery.layer_blocks import LayerBlock
 from xfresearch.surgery.network import Network, Params, in_layout, names_of, options_of
 from xfresearch.surgery.refused import refuse_unless
 
-PAIRS = {"attention_only": ("pre_norm", "in"), "all_attention": ("post_norm", "post")}
+PAIRS = {  # layouts of the layer before and of the layer with slots: the layout of both, and the place of the norm
+    ("attention_only", "attention_only"): ("pre_norm", "in"),
+    ("all_attention", "all_attention"): ("post_norm", "post"),
+    ("cross_all_attention", "all_attention"): ("cross_post_norm", "post"),
+}
+PLACES = {slots: at for (_, slots), (_, at) in PAIRS.items()}  # of the norm, by the layout of the layer with slots
 
 
 def convert(network: Network, layers, broken: bool = False) -> Network:
@@ -64,7 +70,7 @@ def convert(network: Network, layers, broken: bool = False) -> Network:
 
 def _convertible(block: BlockConfig) -> bool:
     a = next((each for each in block.sublayers.values() if each.slots), None)
-    return bool(a and wide_slots(a)) and block.layout in (PAIRS if isinstance(a, SlotsConfig) else ("attention_only",))
+    return bool(a and wide_slots(a)) and block.layout in (PLACES if isinstance(a, SlotsConfig) else ("attention_only",))
 
 
 def _why(network: Network, number: int) -> str:
@@ -86,10 +92,11 @@ def _check_pair(network: Network, number: int, chosen: set[int]) -> None:
     refuse_unless(number > 0, f"{where}: there is no layer before the slots")
     before = network.layers[number - 1].block
     refuse_unless(
-        before.layout == at.block.layout and number - 1 not in chosen,
+        (before.layout, at.block.layout) in PAIRS and number - 1 not in chosen,
         f"{where}: the layer before the slots is no layer of layout={at.block.layout!r} with attention alone",
     )
     names = [each.name for each in fields(BlockConfig)]
+    names.remove("layout")
     for name in [name for name in names if not (_bare(at.block) and name.startswith("norm"))]:
         ours, theirs = getattr(at.block, name), getattr(before, name)
         refuse_unless(
@@ -104,7 +111,7 @@ def _alone(block: BlockConfig) -> bool:
 
 def _bare(block: BlockConfig) -> bool:
     """Whether a layer with slots has no norm."""
-    return block.norm_at(f"attention_{PAIRS[block.layout][1]}").kind == "none"
+    return block.norm_at(f"attention_{PLACES[block.layout]}").kind == "none"
 
 
 def _biased(block: BlockConfig, params: Params) -> bool:
@@ -126,7 +133,7 @@ def _parallel(block: BlockConfig, bias: bool) -> BlockConfig:
 
 
 def _paired(before: BlockConfig, slots: BlockConfig, bias: bool) -> BlockConfig:
-    layout, at = PAIRS[slots.layout]
+    layout, at = PAIRS[before.layout, slots.layout]
     new = in_layout(before, layout, feed_forward=_feed_forward(options_of(slots, "attention", SlotsConfig), bias))
     site = NormSite(kind="none") if _bare(slots) else getattr(slots.norms, f"attention_{at}")
     return with_values(new, {"norms": replace(new.norms, **{f"feed_forward_{at}": site})})
@@ -164,7 +171,7 @@ MEMORY_TO_FEED_FORWARD = Conversion(
     name="memory_to_feed_forward",
     about="slots of the model's width as a feed-forward layer: parallel, or joined with the layer before",
     conditions="slots of the model's width in attention_only, beside attention or as a layer after it (or in all_attention, "
-    "as a layer), with the same norm options in both layers",
+    "as a layer, also after cross_all_attention), with the same norm options in both layers",
     broken="with the rows of W_down in reverse order",
     convert=convert,
 )
