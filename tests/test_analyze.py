@@ -82,6 +82,9 @@ def test_the_list_says_which_analyses_apply(workdir, capsys):
         (["attention", "--data", "nothing"], "nothing"),
         (["attention", "--sequence-length", "1000000"], "1000000"),
         (["patching"], "patching needs --clean TEXT and --corrupted TEXT"),
+        (["attention", "--source", "a"], "--source needs --text with attention: the target of each source"),
+        (["attention", "--source", "a", "--text", "b"], "source is not allowed: this model has no encoder"),
+        (["trace", "--text", "b"], "--text is not allowed with trace: it stands for the rows of a corpus"),
         (["attention", "--clean", "a"], "--clean is not allowed with attention: it is a flag of patching"),
         (["patching", "--clean", "a", "--corrupted", "b", "--rows", "3"], "--rows is not allowed with patching: "),
         (["lens", "--tap", "embed"], "--tap is not allowed with lens: it is a flag of features"),
@@ -104,6 +107,18 @@ def test_mistakes_are_one_line(workdir, arguments, words):
     with pytest.raises(UserError, match=words) as caught:
         analyze.main([*arguments, "--workdir", str(workdir)])
     assert "\n" not in str(caught.value)
+
+
+def test_texts_of_pairs(tmp_path, capsys):
+    make_run(tmp_path / "pairs", "tasks/reverse", steps=(10,), source_length=24, sequence_length=24)
+    workdir = ["--workdir", str(tmp_path / "pairs")]
+    analyze.main(["attention", *workdir, "--source", "abc", "hello", "--text", "cba", "olleh"])
+    out = capsys.readouterr().out
+    assert "encoder: Entropy" in out and "cross: Next token" in out
+    arrays = np.load(tmp_path / "pairs" / "analysis" / "attention" / "arrays.npz")
+    assert arrays["cross/pattern"].shape == (2, 4, 4, 4) and arrays["encoder/entropy_rows"].shape == (2, 2, 4)
+    with pytest.raises(UserError, match="must be one row of equally many tokens"):
+        analyze.main(["patching", *workdir, "--source", "abc", "ab"])
 
 
 def test_flags_of_features_are_its_arguments():

@@ -20,6 +20,8 @@ examples:
   python -m xfresearch.analyze attention --workdir runs/quickstart
   python -m xfresearch.analyze norms --workdir runs/quickstart --step all
   python -m xfresearch.analyze patching --workdir runs/a --clean "x = a + b" --corrupted "x = a * b"
+  python -m xfresearch.analyze attention --workdir runs/reverse --source "abc" "xy" --text "cba" "yx"
+  python -m xfresearch.analyze patching --workdir runs/reverse --source "abc" "abd"
   python -m xfresearch.analyze features --workdir runs/a --tap blocks.1.feed_forward.out --sizes 512 2048
   python -m xfresearch.analyze --list --workdir ~/models/gpt2"""
 
@@ -68,6 +70,8 @@ def parser() -> command.Parser:
     add("--workdir", metavar="DIR", default="", help=models)
     add("--step", default="", metavar="N|all", help="checkpoint to analyse (default: the newest good one), or all of a run")
     flags.add_flags(made)
+    help_text = "texts to run on in place of a corpus: targets of the texts of --source"
+    add("--text", nargs="+", metavar="TEXT", help=help_text)
     add("--to", default="", metavar="DIR", help="directory of the results (default: DIR/analysis/NAME of a run)")
     help_json = "also write the figures as JSON; with --step all a list of those of each step"
     add("--json", metavar="FILE", help=help_json)
@@ -152,9 +156,21 @@ def settings(options, analysis) -> dict:
             takers = [other for other, each in ANALYSES.items() if each.takes(name)]
             flag = known[name].flag
             raise UserError(f"{flag} is not allowed with {options.name}: it is a flag of {', '.join(takers)}")
-    if analysis.prompts and not (options.clean and options.corrupted):
-        raise UserError(f"{options.name} needs --clean TEXT and --corrupted TEXT")
-    return given
+    if analysis.prompts and not (options.clean and options.corrupted or options.source):
+        raise UserError(f"{options.name} needs --clean TEXT and --corrupted TEXT, or --source TEXT TEXT with an encoder")
+    return given | texts(options, analysis)
+
+
+def texts(options, analysis) -> dict:
+    """The data of --text. Raises UserError if it is not allowed, or if --source needs it."""
+    if options.text is None:
+        if options.source and not analysis.prompts:
+            raise UserError(f"--source needs --text with {options.name}: the target of each source")
+        return {}
+    if options.data or not (analysis.takes("data") and analysis.takes("source")):
+        beside = "--data" if options.data else options.name
+        raise UserError(f"--text is not allowed with {beside}: it stands for the rows of a corpus")
+    return {"data": options.text}
 
 
 def write(target, results: list) -> None:

@@ -9,7 +9,8 @@ from tests.reference import figures
 from tests.tiny_runs import tiny_config, tiny_model
 from tests.tolerances import TOLERANCE, relative_error
 from xfresearch import LanguageModel, analysis
-from xfresearch.analysis.attention import effective_rank, positive_share, repetition, statistics
+from xfresearch.analysis.attention import repetition, statistics
+from xfresearch.analysis.heads import effective_rank, positive_share
 from xfresearch.models import layers
 
 TOKENS_NL = np.random.default_rng(0).integers(257, size=(5, 12))

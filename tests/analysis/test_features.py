@@ -10,6 +10,7 @@ from safetensors.numpy import load
 from tests.tiny_runs import tiny_model
 from xfresearch import UserError, analysis
 from xfresearch.analysis.features import value_tokens
+from xfresearch.analysis.sequences import Sequences
 from xfresearch.analysis.tap_vectors import Shuffled, activations, width_of
 
 rng = np.random.default_rng(0)
@@ -40,7 +41,7 @@ def test_figures_are_those_of_the_definition(lm, transcoder):
     data = transcoder.data
     values = lm.capture(TOKENS_NL, ["blocks.1.feed_forward.in", "blocks.1.feed_forward.out"])
     x_BLD, y_BLE = map(np.float64, values.values())
-    stream = Shuffled(lm, TRAINING_NL, tuple(values), 1024, 8, 0)
+    stream = Shuffled(lm, Sequences(TRAINING_NL), tuple(values), 1024, 8, 0)
     mean_E = np.asarray(stream.read(0)[1]).mean((0, 1))
     np.testing.assert_array_equal(data["sizes"], [32, 64])
     clean = np.asarray(lm.loss(TOKENS_NL)).mean()
@@ -72,7 +73,7 @@ def test_training_lowers_what_is_unexplained(lm):
 
 def test_dimensions_after_those_of_tokens_are_one(lm):
     tap = "blocks.0.attention.heads"
-    (x_TD,) = activations(lm, TOKENS_NL, (tap,))
+    (x_TD,) = activations(lm, Sequences(TOKENS_NL), (tap,))
     assert x_TD.shape == (TOKENS_NL.size, width_of(lm.config, tap)) == (176, 32)
     np.testing.assert_array_equal(x_TD[16:].reshape(10, 16, 4, 8), lm.capture(TOKENS_NL, tap)[tap][1:])
     assert value_tokens(lm, tap, np.zeros((7, 32))).shape == (7, 0)  # they are not in the space of the stream
@@ -81,7 +82,7 @@ def test_dimensions_after_those_of_tokens_are_one(lm):
 def test_an_epoch_reads_every_row_once_and_tokens_of_rows_are_mixed(lm):
     tap = ("embed",)
     rows_NL = np.arange(12)[:, None] + np.zeros((12, 4), int)  # the row of each token
-    stream = Shuffled(lm, rows_NL, tap, 8, 2, 0)
+    stream = Shuffled(lm, Sequences(rows_NL), tap, 8, 2, 0)
     table = np.asarray(lm.capture(np.arange(12)[None], "embed")["embed"][0] - lm.capture([[0]], "embed")["embed"][0])
     seen = [np.asarray(stream.read(number)[0]) for number in range(6)]
     assert seen[0].shape == (2, 8, 32) and len(table) == 12
@@ -89,7 +90,7 @@ def test_an_epoch_reads_every_row_once_and_tokens_of_rows_are_mixed(lm):
     for epoch in epochs:
         np.testing.assert_array_equal(epoch, np.arange(12))
     assert stream._rows(0) != stream._rows(3)
-    whole = np.asarray(activations(lm, rows_NL[stream._rows(0)], tap)[0])
+    whole = np.asarray(activations(lm, Sequences(rows_NL[stream._rows(0)]), tap)[0])
     assert (seen[0].reshape(16, 32) != whole).any()
     np.testing.assert_allclose(np.sort(seen[0].reshape(16, 32), 0), np.sort(whole, 0))
 

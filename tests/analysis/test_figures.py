@@ -21,6 +21,7 @@ from xfresearch.analysis.panel import Panel
 from xfresearch.analysis.patching import default_sites
 from xfresearch.analysis.prompts import Prompt
 from xfresearch.analysis.selectable import selectable
+from xfresearch.analysis.sequences import Sequences
 from xfresearch.analysis.tracing import effects, normal, sites_of
 
 CLOSE = 1e-10
@@ -131,7 +132,7 @@ def test_attention_and_norms(layout, form, x64):
 @pytest.mark.parametrize("layout, form", daily(DAILY[:1], CASES))
 def test_the_panel(layout, form, x64):
     lm = made(layout, form)
-    result = Panel(lm.config, TOKENS_NL)(lm.params)
+    result = Panel(lm.config, {"tokens": TOKENS_NL})(lm.params)
     half = TOKENS_NL.shape[1] // 2
     random_BL = np.random.default_rng(0).integers(64, size=(len(TOKENS_NL), half))
     rows = TOKENS_NL, np.concatenate([random_BL, random_BL], 1)
@@ -162,7 +163,7 @@ def test_the_tuned_lens(layout, form, x64):
         pytest.skip("a second stream")
     N, D = lm.config.depth, lm.config.width
     matrix, bias = 0.2 * rng.standard_normal((N, D, D)), rng.standard_normal((N, D))
-    result = by_depth(lm.config, lm.params, {"matrix": jnp.asarray(matrix), "bias": jnp.asarray(bias)}, TOKENS_NL)
+    result = by_depth(lm.config, lm.params, {"matrix": jnp.asarray(matrix), "bias": jnp.asarray(bias)}, Sequences(TOKENS_NL))
     for name, value_BN in figures.lens(figures.Pass.of(lm.config, lm.params, TOKENS_NL), (matrix, bias)).items():
         assert relative_error(result[name], value_BN) < CLOSE, name
 

@@ -15,7 +15,8 @@ from tests.tolerances import TOLERANCE, relative_error
 from xfresearch import analysis
 from xfresearch.analysis import coefficients
 from xfresearch.analysis.attribution import attributed
-from xfresearch.analysis.contributions import contributions, directions, not_followed, passed
+from xfresearch.analysis.contributions import contributions, directions, not_followed, recorded
+from xfresearch.analysis.sequences import Sequences
 from xfresearch.models import layers
 from xfresearch.models.memories import memory as memory_of
 from xfresearch.runtime.errors import UserError
@@ -117,7 +118,7 @@ def test_the_parts_of_keys_sum_to_those_of_their_sublayers(name, x64):
     if not config.causal:
         pytest.skip("it predicts labels, not next tokens")
     params, tokens_BL = random_params(config), tokens_for(config)
-    of_parts, of_keys = attributed(config, params, tokens_BL)
+    of_parts, of_keys = attributed(config, params, Sequences(tokens_BL))
     towards = towards_next(config, params, tokens_BL)
     assert not [memory for memory in of_keys if coefficients.written_by(memory) not in towards]
     for sublayer, direction_BLD in towards.items():
@@ -142,7 +143,7 @@ def of_bias(config, params, memory: str, direction_BLD):
 
 
 def towards_next(config, params, tokens_BL) -> dict:
-    result = passed(config, params, tokens_BL[:, :-1])
+    result = recorded(config, params, Sequences(tokens_BL[:, :-1]))
     table_VD = result.lm.logit_head().table_VD
     return directions(result, table_VD[tokens_BL[:, 1:]] - table_VD.mean(0))
 
@@ -150,10 +151,10 @@ def towards_next(config, params, tokens_BL) -> dict:
 def test_the_parts_of_slots_are_the_output_without_that_of_tokens(x64):
     config = in_float64(ALL["attention.memory_heads=shared"])
     params, tokens_BL = random_params(config), tokens_for(config)
-    of_keys = attributed(config, params, tokens_BL)[1]
+    of_keys = attributed(config, params, Sequences(tokens_BL))[1]
     at = "blocks.0.attention"
     names = [f"{at}.{site}" for site in ("heads", "weights", "value")]
-    values = passed(config, params, tokens_BL[:, :-1], tuple(names)).values
+    values = recorded(config, params, Sequences(tokens_BL[:, :-1]), tuple(names)).values
     heads_BLHV, weights_BHLS, value_BSGV = (np.asarray(values[name]) for name in names)
     value_BSHV = value_BSGV.repeat(heads_BLHV.shape[2] // value_BSGV.shape[2], 2)
     slots_BLHV = heads_BLHV - np.einsum("bhls,bshv->blhv", weights_BHLS, value_BSHV)

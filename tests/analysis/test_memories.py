@@ -12,6 +12,7 @@ from tests.tiny_runs import tiny_config, tiny_model
 from xfresearch import LanguageModel, analysis
 from xfresearch.analysis.coefficients import of_keys, sites
 from xfresearch.analysis.patterns import occurrences, patterns
+from xfresearch.analysis.sequences import Sequences
 from xfresearch.analysis.triggers import empty, update
 from xfresearch.models import transformer
 
@@ -114,7 +115,7 @@ def test_keys_that_no_token_activates_have_no_triggers(dead):
 def test_patterns_count_shared_ends():
     tokens_NL = np.array([[1, 2, 3, 9, 2, 3, 5, 2, 3, 7, 7, 7]])
     at_KT = np.array([[2, 5, 8, 0], [9, 10, 11, -1], [0, 3, 6, 11]])  # ends 3 3 3 1 | 7 7 7 | 1 9 5 7
-    result = patterns(tiny_model("gpt2", data__tokenizer="bytes"), tokens_NL, at_KT, np.array([9, 7, 2]))
+    result = patterns(tiny_model("gpt2", data__tokenizer="bytes"), Sequences(tokens_NL), at_KT, np.array([9, 7, 2]))
     assert result["shared"] == pytest.approx(6 / 11) and result["agreement"] == 1.0
     assert result["shared_2"] == pytest.approx(3 / 11)  # 2 3 three times; 7 follows 3, 7, 7
     np.testing.assert_array_equal(occurrences(np.array([[1, 2, 1], [4, 4, 4]])), [[2, 1, 2], [3, 3, 3]])
@@ -123,7 +124,7 @@ def test_patterns_count_shared_ends():
 def test_patterns_count_shared_words():
     text = b"the cat sat. a cat, the Cat! no dog here"
     ends = [text.index(end) + len(end) - 1 for end in (b"the cat", b"a cat,", b"the Cat!", b"dog")]
-    result = patterns(tiny_model("gpt2"), np.array([list(text)]), np.array([ends]), np.array([0]))
+    result = patterns(tiny_model("gpt2"), Sequences(np.array([list(text)])), np.array([ends]), np.array([0]))
     assert result["shared_word"] == 3 / 4 and result["shared"] == 0
 
 

@@ -72,7 +72,7 @@ def test_angles_shares_and_spread_are_their_definitions():
     projector = np.eye(5) - np.ones((5, 5)) / 5
     norms_BL = np.linalg.norm(x_BLD @ projector, axis=-1)
     np.testing.assert_allclose(projected(x_BLD), 1 - norms_BL**2 / (x_BLD**2).sum(-1))
-    np.testing.assert_allclose(spread(x_BLD), norms_BL.std(1) / norms_BL.mean(1))
+    np.testing.assert_allclose([spread(x_LD) for x_LD in x_BLD], norms_BL.std(1) / norms_BL.mean(1))
 
 
 def test_layer_norm_makes_inputs_orthogonal_to_ones_and_selectable():

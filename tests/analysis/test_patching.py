@@ -12,8 +12,10 @@ from tests.tiny_runs import tiny_model
 from tests.tolerances import TOLERANCE, relative_error
 from xfresearch import LanguageModel, Patch, UserError, analysis
 from xfresearch.analysis.patching import attribution, effects, paths
+from xfresearch.analysis.sequences import Sequences
 
 CLEAN_BL, CORRUPTED_BL = np.random.default_rng(0).integers(257, size=(2, 1, 5))
+ROWS = Sequences(CLEAN_BL), Sequences(CORRUPTED_BL)
 ANSWERS = (3, 4)
 
 
@@ -32,7 +34,7 @@ def metric(lm, replace=None):
 )
 def test_effects_are_those_of_one_pass_for_each_layer_and_token(name, site):
     lm = tiny_model(name)
-    traced = effects(lm, CLEAN_BL, CORRUPTED_BL, site, ANSWERS)
+    traced = effects(lm, *ROWS, site, ANSWERS)
     assert traced.shape == (lm.config.depth, 5)
     for layer, position in ((0, 0), (1, 2), (1, 4)):
         tap = f"blocks.{layer}.{site}"
@@ -43,10 +45,10 @@ def test_effects_are_those_of_one_pass_for_each_layer_and_token(name, site):
 
 def test_all_answers_and_prompts_of_a_length_share_one_program(monkeypatch):
     module = import_module("xfresearch.analysis.patching")
-    lm, traces, forward = tiny_model("gpt2"), [], module.forward
+    lm, traces, forward = tiny_model("gpt2"), [], module.passed
     patched = lambda a, b: analysis.patching(lm, CLEAN_BL + a, CORRUPTED_BL, (a, b), ("attention.out",))  # noqa: E731
     first = patched(0, 5)
-    monkeypatch.setattr(module, "forward", lambda *inputs: traces.append(inputs) or forward(*inputs))
+    monkeypatch.setattr(module, "passed", lambda *inputs: traces.append(inputs) or forward(*inputs))
     second = patched(1, 7)
     assert not traces
     assert first.data["corrupted"] != second.data["corrupted"]
@@ -65,7 +67,7 @@ def test_mistakes_are_one_line():
 
 def test_attribution_is_gradient_times_difference():
     lm = tiny_model("gpt2")
-    result = attribution(lm, CLEAN_BL, CORRUPTED_BL, "feed_forward.out", ANSWERS)
+    result = attribution(lm, *ROWS, "feed_forward.out", ANSWERS)
     for layer in range(2):
         tap = f"blocks.{layer}.feed_forward.out"
         clean, corrupted = (lm.capture(each, tap)[tap] for each in (CLEAN_BL, CORRUPTED_BL))
@@ -77,7 +79,7 @@ def test_attribution_is_exact_for_what_the_last_layer_writes():
     """Without a final norm, the logits are linear in the last output. The exact effects are differences between a program of
     one prompt and a program of many, which need not round alike."""
     lm = tiny_model("gpt2", model__final_norm="none")
-    args = (lm, CLEAN_BL, CORRUPTED_BL, "feed_forward.out", ANSWERS)
+    args = (lm, *ROWS, "feed_forward.out", ANSWERS)
     exact, linear = effects(*args)[1] - float(metric(lm)), attribution(*args)[1]
     assert relative_error(linear, exact) < 100 * TOLERANCE["float32"]
     assert (linear[:-1] == 0).all() and linear[-1] != 0
@@ -103,7 +105,7 @@ def test_a_planted_causal_place_is_found_and_only_it():
 def test_a_path_through_the_last_block_is_the_effect_of_its_input():
     """Only the receiver's input changes: by what the sender writes, added to the stream, as in a block with pre-norms."""
     lm = tiny_model("gpt2")
-    effect_NC = paths(lm, CLEAN_BL, CORRUPTED_BL, "blocks.1.feed_forward", ANSWERS)
+    effect_NC = paths(lm, *ROWS, "blocks.1.feed_forward", ANSWERS)
     assert np.isnan(effect_NC[1, 1]) and np.isfinite(effect_NC[0]).all() and np.isfinite(effect_NC[1, 0])
     outs = [f"blocks.{name}.out" for name in ("0.attention", "0.feed_forward", "1.attention")]
     clean, corrupted = (lm.capture(each, outs) for each in (CLEAN_BL, CORRUPTED_BL))
@@ -113,16 +115,16 @@ def test_a_path_through_the_last_block_is_the_effect_of_its_input():
         read = lm.capture(CORRUPTED_BL, "blocks.1.feed_forward.in", replace={"blocks.1.feed_forward.before": changed})
         assert relative_error(effect_NC[layer, column], metric(lm, read)) < 100 * TOLERANCE["float32"]
     with pytest.raises(UserError, match="it must be final or a sublayer"):
-        paths(lm, CLEAN_BL, CORRUPTED_BL, "blocks.9.attention", ANSWERS)
+        paths(lm, *ROWS, "blocks.9.attention", ANSWERS)
 
 
 @pytest.mark.parametrize("layout", ["parallel", "skipless_parallel"])
 def test_a_path_to_attention_does_not_change_what_the_feed_forward_beside_it_reads(layout):
     """In a parallel block the feed-forward reads attention's input. What it writes stays that of the corrupted pass."""
     lm = tiny_model("gptj", model__blocks__main__layout=layout)
-    effect_NC = paths(lm, CLEAN_BL, CORRUPTED_BL, "blocks.0.attention", ANSWERS)
+    effect_NC = paths(lm, *ROWS, "blocks.0.attention", ANSWERS)
     assert np.isnan(effect_NC).all()  # no sublayer is before it
-    effect_NC = paths(lm, CLEAN_BL, CORRUPTED_BL, "blocks.1.attention", ANSWERS)
+    effect_NC = paths(lm, *ROWS, "blocks.1.attention", ANSWERS)
     outs = [f"blocks.0.{name}.out" for name in ("attention", "feed_forward")]
     clean, corrupted = (lm.capture(each, outs) for each in (CLEAN_BL, CORRUPTED_BL))
     written = lm.capture(CORRUPTED_BL, "blocks.1.feed_forward.out")

@@ -13,6 +13,7 @@ from tests.contracts.variants import model
 from tests.tiny_runs import tiny_config
 from xfresearch import LanguageModel, analysis
 from xfresearch.analysis.patching import paths
+from xfresearch.analysis.sequences import Sequences
 from xfresearch.models import transformer
 
 BARE = {"norm": "none", "attention.heads": 1}
@@ -160,7 +161,7 @@ def test_the_path_between_two_heads_of_induction():
         logits = np.asarray(with_heads()(prompt))[0, -1]
         return logits[answers[0]] - logits[answers[1]]
 
-    effect_NC = paths(with_heads(), clean, other_head, "blocks.1.attention", answers)
+    effect_NC = paths(with_heads(), Sequences(clean), Sequences(other_head), "blocks.1.attention", answers)
     assert metric(clean) > metric(other_head) + 0.5 and effect_NC[0, 0] == pytest.approx(metric(clean), abs=0.02)
-    effect_NC = paths(with_heads(), clean, other_value, "blocks.1.attention", answers)
+    effect_NC = paths(with_heads(), Sequences(clean), Sequences(other_value), "blocks.1.attention", answers)
     assert metric(clean) > metric(other_value) + 0.5 and effect_NC[0, 0] == pytest.approx(metric(other_value), abs=0.02)

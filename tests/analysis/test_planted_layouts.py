@@ -11,6 +11,7 @@ from tests.tiny_runs import tiny_config
 from xfresearch import LanguageModel, analysis
 from xfresearch.analysis.patching import paths
 from xfresearch.analysis.prompts import Prompt
+from xfresearch.analysis.sequences import Sequences
 from xfresearch.analysis.tracing import effects
 from xfresearch.models import transformer
 
@@ -121,7 +122,8 @@ def test_the_place_of_a_copy(layout):
     to_head = np.zeros(data["paths"].shape)
     to_head[1, 0] = 1
     np.testing.assert_allclose(data["paths"], to_head, atol=1e-5)
-    to_layer = (paths(lm, clean, corrupted, "blocks.1.attention", (3, 5)) - data["corrupted"]) / data["clean"] / 2
+    rows = Sequences(clean), Sequences(corrupted)
+    to_layer = (paths(lm, *rows, "blocks.1.attention", (3, 5)) - data["corrupted"]) / data["clean"] / 2
     np.testing.assert_allclose(to_layer, np.where(np.arange(2)[:, None] < 1, 0, np.nan) + 0 * to_head, atol=1e-5)
 
 

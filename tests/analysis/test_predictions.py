@@ -10,6 +10,7 @@ from tests.reference import figures, predictions
 from tests.tolerances import relative_error
 from xfresearch import LanguageModel, analysis
 from xfresearch.analysis.patching import paths
+from xfresearch.analysis.sequences import Sequences
 from xfresearch.data.facts import Fact
 from xfresearch.data.tokenizers import ByteTokenizer
 
@@ -81,7 +82,7 @@ def test_paths_to_a_sublayer(layout, form, x64):
     last = len(senders) // lm.config.depth
     for receiver in senders[-last:]:
         before = senders[: senders.index(receiver)]
-        effect_NC = paths(lm, *rows, receiver, (7, 9))
+        effect_NC = paths(lm, *map(Sequences, rows), receiver, (7, 9))
         for number, sender in enumerate(senders):
             given = effect_NC.ravel()[number]
             if sender not in before:

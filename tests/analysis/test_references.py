@@ -8,7 +8,7 @@ from tests.reference.figures import log_softmax
 from tests.tiny_runs import tiny_model
 from tests.tolerances import TOLERANCE
 from xfresearch import analysis
-from xfresearch.analysis.attention import effective_rank, positive_share
+from xfresearch.analysis.heads import effective_rank, positive_share
 from xfresearch.analysis.passes import repeated
 
 TOKENS_NL = np.random.default_rng(0).integers(257, size=(3, 12))

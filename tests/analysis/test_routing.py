@@ -60,7 +60,7 @@ def test_figures_are_the_statistics_of_training(scores, balance, top_k):
     for name in ("mass", "entropy", "margin"):
         np.testing.assert_allclose(data[name], expected[f"router_{name}"], rtol=1e-4, atol=1e-6, err_msg=name)
     np.testing.assert_allclose(data["load"], expected["router_load"] / top_k, atol=1e-6)
-    panel = Panel(lm.config, TOKENS_NL)(lm.params)
+    panel = Panel(lm.config, {"tokens": TOKENS_NL})(lm.params)
     np.testing.assert_allclose(panel["router_entropy"], expected["router_entropy"], rtol=1e-4)
 
 
@@ -101,7 +101,7 @@ def test_information_is_that_of_the_definition_and_zero_for_independent_values()
 
 def test_kept_choices():
     chosen = np.array([[[0, 1], [2, 3]]])
-    np.testing.assert_allclose(kept(chosen, np.array([[[1, 0], [3, 1]]])), [0.75])
+    np.testing.assert_allclose(kept(chosen, np.array([[[1, 0], [3, 1]]]), np.ones((1, 2), bool)), [0.75])
     lm = tiny_model("moe")
     result = analysis.routing(lm, TOKENS_NL, against=lm)
     np.testing.assert_array_equal(result.data["kept"], 1.0)

@@ -6,7 +6,8 @@ import pytest
 from tests.analysis.test_attention import planted
 from tests.tiny_runs import tiny_model
 from xfresearch import analysis
-from xfresearch.analysis.token_classes import CLASSES, by_class, class_of, classes, even
+from xfresearch.analysis.sequences import Sequences
+from xfresearch.analysis.token_classes import CLASSES, by_class, class_of, classes, even, seen
 
 
 @pytest.mark.parametrize(
@@ -42,7 +43,7 @@ def test_equal_weights(causal):
     tokens_NL = np.array([[0, 1, 1, 0]])
     weights = [[1 / 2, 1 / 2], [1 / 3, 2 / 3], [2 / 4, 2 / 4]] if causal else [[1 / 2, 1 / 2]] * 3
     class_V = np.array([CLASSES.index("space"), CLASSES.index("word")])
-    result = even(tokens_NL, class_V, causal)
+    result = even(tokens_NL, class_V, seen(Sequences(tokens_NL), causal))
     np.testing.assert_allclose(result[class_V], np.mean(weights, 0))
     assert result.sum() == pytest.approx(1)
 

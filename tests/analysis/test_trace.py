@@ -83,7 +83,7 @@ def test_classes_of_tokens():
     assert named == [*expected, *["further"] * (len(named) - len(expected) - 1), "last"]
     assert [CLASSES[n] for n in token_class(prompt_of(lm, RECORDS[2])) if n >= 0] == ["last subject"]
     (traced,) = effects(lm, [prompt], 1, normal(0, 1.0, samples=1))
-    (mean_NC,) = by_class([prompt], [traced], "stream")
+    (mean_NC,) = by_class(lm.config, [prompt], [traced], "stream")
     expected = (traced.restored["stream"] - traced.corrupted)[:, prompt.first + 1 : prompt.last].mean(1)
     np.testing.assert_allclose(mean_NC[:, 1], expected)
 

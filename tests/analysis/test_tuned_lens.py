@@ -8,6 +8,7 @@ import pytest
 
 from tests.tiny_runs import tiny_model
 from xfresearch import analysis
+from xfresearch.analysis.sequences import Sequences
 from xfresearch.analysis.tuned_lens import train
 
 TOKENS_NL = np.random.default_rng(0).integers(257, size=(6, 16))
@@ -34,7 +35,7 @@ def test_training_lowers_the_divergence_of_early_layers_on_other_rows():
 def test_translators_are_trained_and_the_model_is_not():
     lm = tiny_model("gpt2")
     before = np.asarray(lm.params["embed"]["table"]).copy()
-    result = train(lm, TOKENS_NL, 3)
+    result = train(lm, Sequences(TOKENS_NL), 3)
     assert all(bool(jnp.abs(value[0]).max() > 0) for value in result.values())
     np.testing.assert_array_equal(lm.params["embed"]["table"], before)
 
@@ -46,6 +47,6 @@ def test_by_default_it_is_trained_on_the_train_split_and_never_on_given_rows(giv
     lm = tiny_model("gpt2", data__corpus=f"('{corpus}',)", data__cache_dir=tmp_path / "cache")
     seen = []
     module = import_module("xfresearch.analysis.tuned_lens")
-    monkeypatch.setattr(module, "train", lambda lm, rows_NL, steps: seen.append(rows_NL) or train(lm, rows_NL, steps))
+    monkeypatch.setattr(module, "train", lambda lm, rows, steps: seen.append(rows.tokens_NL) or train(lm, rows, steps))
     analysis.tuned_lens(lm, TOKENS_NL if given else corpus, count=2, length=16, steps=2)
     np.testing.assert_array_equal(seen[0], next(lm.batches(corpus, "train", batch_size=16, length=16)))

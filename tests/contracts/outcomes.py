@@ -73,22 +73,22 @@ def computed(name: str, rooms: list[str]) -> tuple[dict[str, str], list[str]]:
 
 
 def main(names: list[str]) -> None:
-    from tests.contracts.rooms import QUICK, ROOMS
-    from tests.contracts.variants import ALL, DISTINCT
+    from tests.contracts.rooms import EVERY, QUICK, ROOMS
+    from tests.contracts.variants import DISTINCT
 
-    variants, rooms = ([name for name in names if name in table] for table in (ALL, ROOMS))
+    variants, rooms = ([name for name in names if name in table] for table in (EVERY, ROOMS))
     require(len(names) == len(variants) + len(rooms), "NAME", names, "variants and rooms")
-    rows = {name: row for name, row in read().items() if name in ALL}
-    again = {(name, room) for name in variants or ALL for room in rooms or ROOMS} if names else set()
+    rows = {name: row for name, row in read().items() if name in EVERY}
+    again = {(name, room) for name in variants or EVERY for room in rooms or ROOMS} if names else set()
     bugs = 0
     for some in (QUICK, [room for room in ROOMS if room not in QUICK]):
-        for name in sorted(ALL, key=lambda name: name not in DISTINCT):
+        for name in sorted(EVERY, key=lambda name: name not in DISTINCT):
             kept = rows.get(name, {})
             if todo := [room for room in some if ((name, room) in again if names else room not in kept)]:
                 started = time.time()
                 result, wrong = computed(name, todo)
                 rows[name] = kept | result
-                write({each: rows[each] for each in ALL if each in rows}, list(ROOMS))
+                write({each: rows[each] for each in EVERY if each in rows}, list(ROOMS))
                 print(f"{name}, {len(todo)} rooms: {time.time() - started:.0f} s", *wrong, sep="\n    ", flush=True)
                 bugs += len(wrong)
     sys.exit(min(bugs, 1))

@@ -1,29 +1,40 @@
-"""Every room, as a function of a language model: each gives a result, or refuses in one line (contract 9)."""
+"""Every room, as a function of a language model: each gives a result, or refuses in one line (contract 9).
+
+A model with an encoder gets pairs in place of rows of tokens, and the fact of a request stands in its source.
+"""
 
 import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import numpy as np
 
+from tests.contracts import two_stacks
+from tests.contracts.two_stacks import SOURCE
 from tests.contracts.variants import ALL, random_params
 from tests.editing.words import OBJECTS, WORDS, WordTokenizer
 from tests.tiny_runs import tiny_config
 from xfresearch import LanguageModel
 from xfresearch.analysis.coefficients import memory_names
 from xfresearch.analysis.registry import ANALYSES
+from xfresearch.analysis.sequences import Sequences
 from xfresearch.data.facts import Fact
 from xfresearch.data.records import Record
 from xfresearch.editing import METHODS
 from xfresearch.editing.optimise import Settings
+from xfresearch.models.context import Source
 from xfresearch.models.words import model_line
 from xfresearch.pages.drawing import draw_block
 from xfresearch.surgery.network import assemble, take_apart
 from xfresearch.surgery.registry import CONVERSIONS
 
+# Of the models with an encoder those that are not also named configs; tests/contracts/two_stacks.py has their differences.
+OF_PAIRS = {f"two stacks: {name}": model for name, model in two_stacks.MODELS.items() if name not in two_stacks.NAMED}
+EVERY = ALL | OF_PAIRS
 TOKENS_NL = np.random.default_rng(3).integers(14, size=(2, 8))
 OTHER_NL = (TOKENS_NL + 1) % 14
 REQUEST = Record("Ada", "{} is", " red", " blue")
@@ -39,18 +50,33 @@ OF_CONVERSION = {"widen": {"hidden": 64}, "pool_groups": {"kv_heads": 1}}  # opt
 
 def model_of(name: str) -> LanguageModel:
     """A variant with random parameters, and a tokenizer of its vocabulary or less."""
-    config = ALL[name]
-    run = replace(tiny_config("gpt2"), model=config)
+    config = EVERY[name]
+    of_pairs = {"source_length": SOURCE, "sequence_length": TOKENS_NL.shape[1]}
+    run = tiny_config("tasks/reverse", **of_pairs) if config.encoder else tiny_config("gpt2")
+    run = replace(run, model=config)
     return LanguageModel(config, random_params(config, seed=5), WordTokenizer(), run)
+
+
+def read_by(lm: LanguageModel, tokens_NL: np.ndarray) -> Any:
+    """The rows, or pairs with padding for a model with an encoder."""
+    if lm.config.encoder is None:
+        return tokens_NL
+    segments_NL = np.ones_like(tokens_NL)
+    segments_NL[1:, -2:] = 0
+    return Sequences(tokens_NL, segments_NL, Source(tokens_NL[:, :SOURCE], segments_NL[:, -SOURCE:]))
 
 
 def analysed(lm: LanguageModel, name: str) -> None:
     analysis = ANALYSES[name]
     if analysis.prompts:
-        analysis.run(lm, TOKENS_NL[:1], OTHER_NL[:1], (1, 2)).figures()
+        both = TOKENS_NL[:1], OTHER_NL[:1]
+        source = {"source": [each[:, :SOURCE] for each in both]} if lm.config.encoder else {}
+        analysis.run(lm, *both, (1, 2), **source).figures()
     else:
         data, few = OF_ANALYSIS.get(name, (TOKENS_NL, {}))
-        analysis.run(lm, data, **few).figures()
+        rows = {id(TOKENS_NL): read_by(lm, TOKENS_NL)}  # others are facts
+        few = {option: rows.get(id(value), value) for option, value in few.items()}
+        analysis.run(lm, rows.get(id(data), data), **few).figures()
 
 
 def traced(lm: LanguageModel) -> None:
@@ -73,7 +99,14 @@ def edited(lm: LanguageModel, name: str) -> None:
 
 
 def captured(lm: LanguageModel) -> None:
-    lm.capture(TOKENS_NL, ["blocks.*.hook_*", "blocks.*"])
+    if lm.config.encoder:
+        lm.capture(TOKENS_NL, ["encoder.blocks.*", "decoder.blocks.*"], source=TOKENS_NL[:, :SOURCE])
+    else:
+        lm.capture(TOKENS_NL, ["blocks.*.hook_*", "blocks.*"])
+
+
+def generated(lm: LanguageModel) -> None:
+    lm.generate(**({"source": [1, 2, 3]} if lm.config.encoder else {"prompt": [1, 2, 3]}), max_new_tokens=2)
 
 
 def exported(lm: LanguageModel) -> None:
@@ -94,7 +127,7 @@ def converted(lm: LanguageModel, name: str, **options) -> None:
 
 ROOMS: dict[str, Callable[[LanguageModel], object]] = {
     "capture": captured,
-    "generate": lambda lm: lm.generate([1, 2, 3], max_new_tokens=2),
+    "generate": generated,
     "export": exported,
     "drawing": drawn,
     **{f"analyze {name}": lambda lm, name=name: analysed(lm, name) for name in ANALYSES},

@@ -9,6 +9,7 @@ from tests.tiny_runs import tiny_model
 from tests.tolerances import TOLERANCE, relative_error
 from xfresearch import LanguageModel, Patch, UserError
 from xfresearch.analysis import unfinished
+from xfresearch.analysis.sequences import Sequences
 from xfresearch.data.cache import cache_root
 from xfresearch.data.records import Record
 from xfresearch.editing import keys
@@ -55,7 +56,7 @@ def test_the_covariance_is_the_mean_product_of_coefficients_and_is_kept(name, me
     tokens_NL = np.concatenate(list(lm.batches(split="train", limit=10)))
     expected = 0.0
     for tokens_L in tokens_NL:
-        m_LK = np.asarray(keys.coefficients(lm.config, memory, lm.params, tokens_L[None])[0], np.float64)
+        m_LK = np.asarray(keys.coefficients(lm.config, memory, lm.params, Sequences(tokens_L[None]))[0], np.float64)
         m_LHM = m_LK.reshape(length, -1, 32 if name == "all_attention" else m_LK.shape[-1])
         expected = expected + np.einsum("lhm,lhn->hmn", m_LHM, m_LHM)
     result = covariance(lm, memory, tokens=10 * length)
@@ -69,7 +70,7 @@ def test_the_covariance_of_a_bfloat16_model_is_not_summed_in_bfloat16(keeps):
     lm = tiny_model("gpt2", **keeps, model__dtype="bfloat16")
     memory, tokens = "blocks.1.feed_forward", 24 * lm.run.sequence_length
     batches = list(lm.batches(split="train", batch_size=keys.BATCH, limit=24))
-    m_BLM = [np.asarray(keys.coefficients(lm.config, memory, lm.params, tokens_BL)) for tokens_BL in batches]
+    m_BLM = [np.asarray(keys.coefficients(lm.config, memory, lm.params, Sequences(tokens_BL))) for tokens_BL in batches]
     assert m_BLM[0].dtype == jnp.bfloat16
     of = ("covariance", memory, lm.config, lm.params, np.concatenate(batches))
     old = unfinished.Unfinished(cache_root(lm.run.data) / "covariance" / f"{unfinished.digest_of(*of)}.npz", *of)

@@ -27,7 +27,8 @@ def lm(request):
 
 def test_padding_ends_with_the_table(lm):
     """The same numbers as without padding."""
-    tokens_NL, is_object_NL = fitting(lm, prompts_after(lm, FITS, [""]))
+    rows, is_object_NL = fitting(lm, prompts_after(lm, FITS, [""]))
+    tokens_NL = rows.tokens_NL
     assert tokens_NL.shape == is_object_NL.shape == (1, ROWS) and is_object_NL.sum() == 2
     prompt = prompts_after(lm, FITS, [""])[0]
     for site, result in {

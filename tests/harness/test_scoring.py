@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
 import jax
 import numpy as np
@@ -10,8 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.tiny_runs import ROOT, tiny_model
+from tests.contracts import two_stacks
+from tests.tiny_runs import ROOT, rough_params, tiny_config, tiny_model
 from tests.tolerances import TOLERANCE, relative_error
+from xfresearch import LanguageModel
 from xfresearch.harness import generating, scoring
 from xfresearch.harness.scoring import Window, continuation_windows
 from xfresearch.runtime.errors import UserError
@@ -46,7 +49,7 @@ def scored(lm, asked, batch_size: int = 4, mesh=None, params=None) -> list:
 def alone(lm, windows: list[Window]) -> tuple[float, bool]:
     """The reference: from the logits of one window at a time, padded to one length, in float64."""
     total, greedy = 0.0, True
-    for tokens, count in windows:
+    for tokens, count, _ in windows:
         padded = np.zeros((1, LENGTH), np.int32)
         padded[0, : len(tokens) - 1] = tokens[:-1]
         logits = np.asarray(lm(padded))[0, len(tokens) - 1 - count : len(tokens) - 1].astype(np.float64)
@@ -180,3 +183,18 @@ def test_logits_are_computed_only_at_predicted_tokens():
     config = type(lm.config)(**{**vars(lm.config), "vocab_size": 8192})
     memory = scoring.make_scorer(config, 10**6).lower(params, *arrays).compile().memory_analysis()
     assert memory.temp_size_in_bytes < 16 * 64 * 8192 * 4 / 4
+
+
+def test_targets_of_sources_have_the_same_log_likelihood_as_alone():
+    """Sources of different lengths are padded; equal targets of two sources are two rows."""
+    config = replace(two_stacks.MODELS["pre-norm"], vocab_size=64)
+    lm = LanguageModel(config, rough_params(config), None, tiny_config("tasks/reverse"))
+    random = np.random.default_rng(0)
+    asked, expected = [], []
+    for number in range(6):
+        source, target = random.integers(0, 64, 2 + number % 4), [3, *random.integers(0, 64, 1 + number % 3)]
+        target = [3, 5, 7] if number > 3 else target
+        asked.append([Window(list(map(int, target)), len(target) - 1, tuple(map(int, source)))])
+        expected.append(-float(np.asarray(lm.loss([target], source=source[None]), np.float64).sum()))
+    assert expected[4] != expected[5]
+    assert relative_error([total for total, _ in scored(lm, asked)], expected) < TOLERANCE["float32"]

@@ -23,9 +23,14 @@ class Pass:
     values: dict
 
     @classmethod
-    def of(cls, config, params, tokens_BL, changes=None) -> "Pass":
+    def of(cls, config, params, tokens_BL, changes=None, source=None) -> "Pass":
         tokens_BL = np.asarray(tokens_BL)
-        return cls(config, tree(params), tokens_BL, *passed(config, params, tokens_BL, changes=changes))
+        return cls(config, tree(params), tokens_BL, *passed(config, params, tokens_BL, changes=changes, source=source))
+
+    def encoder(self, source_BS) -> "Pass":
+        """The pass of the encoder over its source, which makes no logits."""
+        values = {name.removeprefix("encoder."): x for name, x in self.values.items() if name.startswith("encoder.")}
+        return Pass(self.config.encoder, self.params["encoder"], np.asarray(source_BS), None, values)
 
     def layers(self):
         """(number, options of the block, parameters) of each layer."""
@@ -252,20 +257,45 @@ def attention(values: dict, sink: bool) -> dict:
     return of_heads
 
 
+def across(values: dict, tokens_BL, next_BL, source_BS, sink: bool) -> dict:
+    """{figure: [B, H]} of one layer's cross-attention (analysis/alignment.py), query by query."""
+    w = values["weights"]
+    B, H, L, S = w.shape
+    m = values.get("sink_weight", values.get("coefficients", np.zeros((B, H, L, 0))))
+    m = m if m.ndim == 4 else np.zeros((B, H, L, 0))
+    of_heads: dict = {}
+    for b, h in np.ndindex(B, H):
+        rows = []
+        for n in range(L):
+            everything = np.concatenate([w[b, h, n], m[b, h, n]])
+            everything = everything[everything > 0]
+            row = {"first": w[b, h, n, 0], "last": w[b, h, n, -1], "entropy": -(everything * np.log(everything)).sum()}
+            for name, token in (("same", tokens_BL[b, n]), ("next", next_BL[b, n])):
+                row[name] = sum(w[b, h, n, s] for s in range(S) if source_BS[b, s] == token)
+            slots = m.shape[-1] - sink
+            row |= {"slots": m[b, h, n, :slots].sum()} if slots > 0 else {}
+            row |= {"sink": m[b, h, n, -1]} if sink else {}
+            rows.append(row)
+        for name in rows[0]:
+            of_heads.setdefault(name, np.zeros((B, H)))[b, h] = np.mean([row[name] for row in rows])
+    return of_heads
+
+
 def geometry(values: dict, key_DGK) -> dict:
     """{figure: [B] or [B, H]} of a layer's inputs and queries (analysis/norms.py), vector by vector."""
-    ones = np.ones(values["in"].shape[-1]) / np.sqrt(values["in"].shape[-1])
-
     def each(function, x):
         return np.apply_along_axis(function, -1, x)
 
+    def along(v):
+        return v.sum() / np.sqrt(len(v))  # the product with the unit vector along the ones vector
+
     def angle(v):
-        return np.degrees(np.arccos(abs(v @ ones) / np.linalg.norm(v)))
+        return np.degrees(np.arccos(abs(along(v)) / np.linalg.norm(v)))
 
     before = values["before"]
-    sizes_BL = each(lambda v: np.linalg.norm(v - (v @ ones) * ones), before)
+    sizes_BL = each(lambda v: np.linalg.norm(v - v.mean()), before)
     figures = {"angle_before": each(angle, before).mean(1), "angle_after": each(angle, values["in"]).mean(1)}
-    figures |= {"projected": each(lambda v: (v @ ones) ** 2 / (v @ v), before).mean(1)}
+    figures |= {"projected": each(lambda v: along(v) ** 2 / (v @ v), before).mean(1)}
     figures |= {"spread": sizes_BL.std(1) / sizes_BL.mean(1)}
     if key_DGK is not None:
         q_BLHK = values.get("unrotated_query", values["query"])

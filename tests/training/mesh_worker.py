@@ -86,7 +86,8 @@ def result(name: str, mesh_name: str) -> dict:
     expected, expected_metrics = jax.jit(alone.update)(state, batch)
     placed = jax.device_put(state, shardings), jax.device_put(batch, batch_sharding(mesh))
     compiled = jax.jit(Program(config, mesh).update, out_shardings=(shardings, None)).lower(*placed).compile()
-    on_one, on_mesh = Panel(config.model, batch["tokens"]), Panel(config.model, batch["tokens"], mesh)
+    rows = {"tokens": batch["tokens"]}
+    on_one, on_mesh = Panel(config.model, rows), Panel(config.model, rows, mesh)
     figures = on_mesh(placed[0]["params"]), on_one(state["params"])
     outcome, metrics = compiled(*placed)
     return {

@@ -46,7 +46,7 @@ def rows(directory) -> list[dict]:
 
 def test_figures_are_those_of_the_analyses():
     lm = tiny_model("moe")
-    result = Panel(lm.config, TOKENS_BL)(lm.params)
+    result = Panel(lm.config, {"tokens": TOKENS_BL})(lm.params)
     heads = analysis.attention(lm, TOKENS_BL).data
     half = TOKENS_BL.shape[1] // 2
     random_BL = np.random.default_rng(0).integers(257, size=(4, half))
@@ -72,7 +72,7 @@ def test_figures_are_those_of_the_analyses():
 @pytest.mark.long
 def test_layers_without_a_figure_are_not_a_number():
     config = ALL["pattern"]
-    result = Panel(config, TOKENS_BL % config.vocab_size)(random_params(config))
+    result = Panel(config, {"tokens": TOKENS_BL % config.vocab_size})(random_params(config))
     assert np.isnan(result["router_entropy"]).any() and np.isfinite(result["router_entropy"]).any()
     assert np.isfinite(result["lens_agreement"]).all()
 
@@ -81,7 +81,7 @@ def test_only_the_first_tokens_of_long_rows_are_read():
     config = replace(tiny_model().config, max_length=2 * LENGTH)
     params = random_params(config)
     long_BL = np.random.default_rng(1).integers(257, size=(1, 2 * LENGTH))
-    assert Panel(config, long_BL)(params) == Panel(config, long_BL[:, :LENGTH])(params)
+    assert Panel(config, {"tokens": long_BL})(params) == Panel(config, {"tokens": long_BL[:, :LENGTH]})(params)
     assert REPEATED < LENGTH // 2
 
 
@@ -91,7 +91,7 @@ def test_a_run_logs_rows_from_the_start_to_the_end(tmp_path, corpus):
     assert [row.pop("step") for row in outcome] == [0, 2, 4, 5]
     config = config_of(tmp_path / "run", corpus, steps=5)
     held_out = next(evaluation_batches(prepare(config, "train", tokenizer=ByteTokenizer()), 8, 8))["tokens"]
-    assert outcome[-1] == {"kind": "panel"} | Panel(config.model, held_out)(result.params)
+    assert outcome[-1] == {"kind": "panel"} | Panel(config.model, {"tokens": held_out})(result.params)
     assert set(outcome[0]) == {"kind", *CAPTIONS} - {"router_entropy"}
     assert outcome[0]["induction"] != outcome[-1]["induction"]
 

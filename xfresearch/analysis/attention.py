@@ -15,28 +15,23 @@ equal weights on all tokens that a query sees, `even_by_class`.
 On random tokens that are repeated once (Olsson et al. 2022): `induction`, the weight on the token after the last
 occurrence of the current one, and `duplicate`, the weight on that occurrence.
 
-Of the matrices, in float64, without norms, biases and positions (Elhage et al. 2021):
-
-    rank       effective rank of W_Q W_K^T, exp of the entropy of its normalised singular values (Roy & Vetterli 2007)
-    copying    sum(Re z) / sum |z| of the eigenvalues z of the OV circuit W_U^T W_O^T W_V^T W_E, which maps tokens to logits
-    matching   the same of the QK circuit W_E^T W_Q W_K^T W_E
+Of the matrices `rank`, `copying` and `matching`: heads.py. Of cross-attention: alignment.py.
 """
 
 from functools import cache, partial
-from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
-from xfresearch.analysis.passes import ROWS, about, by_layer, measure, repeated, rows, wide
+from xfresearch.analysis import alignment
+from xfresearch.analysis.heads import beside_tokens, matrices, mean_of_queries
+from xfresearch.analysis.passes import about, again, by_layer, by_stack, depth_of, measure, wide
 from xfresearch.analysis.registry import analysis
-from xfresearch.analysis.result import HeatMap, Result, Table
-from xfresearch.analysis.token_classes import CLASSES, by_class, classes, even
-from xfresearch.models import transformer
-from xfresearch.models.mixers.softmax.config import longest
+from xfresearch.analysis.result import HeatMap, Part, Result, Table, joined
+from xfresearch.analysis.sequences import ROWS, Sequences, sequences
+from xfresearch.analysis.token_classes import CLASSES, by_class, classes, even, seen
 from xfresearch.models.model_config import ModelConfig
-from xfresearch.models.sublayers import Bound, Sublayer
+from xfresearch.models.sublayers import Sublayer
 from xfresearch.runtime.summaries import mean_interval, mean_of_known
 
 SITES = ("weights", "coefficients", "sink_weight", "heads", "value")
@@ -66,50 +61,60 @@ def applies(model: ModelConfig) -> str:
 
 
 @analysis(applies, "where heads look, and what their matrices do")
-def attention(lm, data=None, count: int = ROWS, length: int = 0, seed: int = 0) -> Result:
-    """The statistics above of every head on `count` rows of `length` tokens of `data` (passes.rows).
+def attention(lm, data=None, count: int = ROWS, length: int = 0, seed: int = 0, source=None) -> Result:
+    """The statistics above of every head on `count` rows of `length` tokens of `data` (sequences.py).
 
     .data: {name: [N, H], name_rows: [rows, N, H]}; NaN where a layer has no such head or value; and with a tokenizer
-    by_class [N, H, C], even_by_class [C] of token_classes.CLASSES. The intervals of .summary are over rows. Raises UserError
-    for data that cannot be read."""
-    tokens_NL = rows(lm, data, count, length)
-    mixers = lm.config.sublayers(has="attends")
-    figures = _measured(lm, tokens_NL, mixers)
+    by_class [N, H, C], even_by_class [C] of token_classes.CLASSES. Those of an encoder are encoder/name, and those of
+    cross-attention (alignment.py) cross/name. The intervals of .summary are over rows. Raises UserError for data that cannot
+    be read."""
+    rows = sequences(lm, data, count, length, source=source)
+    half = min(rows.tokens_NL.shape[1] // 2, 64)
+    repeated = again(lm, half, seed) if half > 1 else None
+    groups = by_stack(lm.config.sublayers(has="attends"))
+    parts = {name: _of_stack(lm, rows, repeated, half, mixers) for name, mixers in groups.items()}
+    if across := lm.config.sublayers("cross"):
+        parts["cross"] = alignment.part(lm, rows, across)
+    part = joined(parts)
+    return Result("attention", about(lm, rows, data), lm.step, *part)
+
+
+def _of_stack(lm, rows: Sequences, repeated: Sequences | None, half: int, mixers: list[Sublayer]) -> Part:
+    """The figures of the mixers of one stack."""
+    figures = _measured(lm, rows, mixers)
     received = figures.pop("received")
-    half = min(tokens_NL.shape[1] // 2, 64)
-    if half > 1:
-        again_NL = repeated(lm, half, seed=seed)
-        figures |= measure(lm, again_NL, mixers, ["weights"], repetition_of(half), title="induction")
-    per_row = {name: by_layer(values, mixers, lm.config.depth).swapaxes(0, 1) for name, values in figures.items()}
+    if repeated is not None:
+        figures |= measure(lm, repeated, mixers, ["weights"], repetition_of(half), title="induction")
+    depth = depth_of(lm.config, mixers)
+    per_row = {name: by_layer(values, mixers, depth).swapaxes(0, 1) for name, values in figures.items()}
     per_row = {name: value for name, value in per_row.items() if not np.isnan(value).all()}
-    values = {name: mean_of_known(value, 0) for name, value in per_row.items()} | matrices(lm)
+    values = {name: mean_of_known(value, 0) for name, value in per_row.items()} | matrices(lm, mixers)
     shown = [name for name in TITLES if name in per_row]
     summary = {TITLES[name][0]: mean_interval(mean_of_known(per_row[name], (1, 2))) for name in shown}
     of_rows = {f"{name}_rows": value for name, value in per_row.items()}
-    arrays = values | of_rows | _classes(lm, tokens_NL, mixers, received)
-    line = about(lm, tokens_NL, data)
-    return Result("attention", line, lm.step, arrays, summary, _pictures(arrays), _tables(arrays))
+    arrays = values | of_rows | _classes(lm, rows.inputs.of(mixers[0].prefix), mixers, received)
+    return Part(arrays, summary, _pictures(arrays), _tables(arrays))
 
 
-def _measured(lm, tokens_NL, mixers: list[Sublayer]) -> dict[str, dict[str, np.ndarray]]:
+def _measured(lm, rows: Sequences, mixers: list[Sublayer]) -> dict[str, dict[str, np.ndarray]]:
     """The statistics of all mixers. The last coefficient of one with a sink is the sink's."""
     figures: dict[str, dict[str, np.ndarray]] = {}
     for sink in (False, True):
         chosen = [each for each in mixers if each.options.sinks == sink]
         if chosen:
-            for name, values in measure(lm, tokens_NL, chosen, SITES, statistics_of(sink), title="attention").items():
+            for name, values in measure(lm, rows, chosen, SITES, statistics_of(sink), title="attention").items():
                 figures.setdefault(name, {}).update(values)
     return figures
 
 
-def _classes(lm, tokens_NL, mixers: list[Sublayer], received: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+def _classes(lm, rows: Sequences, mixers: list[Sublayer], received: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """by_class and even_by_class."""
     if lm.tokenizer is None:
         return {}
     class_V = classes(lm.tokenizer, lm.config.vocab_size)
-    by_path = {path: by_class(value, tokens_NL, class_V) for path, value in received.items()}
-    of_classes = by_layer(by_path, mixers, lm.config.depth)
-    return {"by_class": of_classes, "even_by_class": even(tokens_NL, class_V, lm.config.causal)}
+    by_path = {path: by_class(value, rows.tokens_NL, class_V) for path, value in received.items()}
+    even_C = even(rows.tokens_NL, class_V, seen(rows, mixers[0].place.causal))
+    return {"by_class": by_layer(by_path, mixers, depth_of(lm.config, mixers)), "even_by_class": even_C}
 
 
 def statistics(values: dict, sink: bool) -> dict:
@@ -120,33 +125,33 @@ def statistics(values: dict, sink: bool) -> dict:
     m_BHLM = values.get("sink_weight", values.get("coefficients"))
     length = w_BHLS.shape[2]
     distance_LS = jnp.arange(length)[:, None] - jnp.arange(length)
-    figures = {
-        "first": w_BHLS[:, :, 1:, 0].mean(-1),
-        "previous": (w_BHLS * (distance_LS == 1)).sum(-1)[:, :, 1:].mean(-1),
-        "self": (w_BHLS * (distance_LS == 0)).sum(-1)[:, :, 1:].mean(-1),
-        "distance": (w_BHLS * distance_LS).sum(-1)[:, :, 1:].mean(-1),
+    of_queries = {
+        "first": w_BHLS[..., 0],
+        "previous": (w_BHLS * (distance_LS == 1)).sum(-1),
+        "self": (w_BHLS * (distance_LS == 0)).sum(-1),
+        "distance": (w_BHLS * distance_LS).sum(-1),
+        **beside_tokens(w_BHLS, None if m_BHLM is None else wide(m_BHLM), sink),
+        **_own_value(values),
     }
-    all_BHLX = w_BHLS
-    if m_BHLM is not None and m_BHLM.ndim == 4:
-        m_BHLM = wide(m_BHLM)
-        all_BHLX = jnp.concatenate([w_BHLS, m_BHLM], -1)
-        of_slots = m_BHLM[..., :-1] if sink else m_BHLM
-        figures |= {"sink": m_BHLM[:, :, 1:, -1].mean(-1)} if sink else {}
-        figures |= {"slots": of_slots[:, :, 1:].sum(-1).mean(-1)} if of_slots.shape[-1] else {}
-    entropy_BHL = jax.scipy.special.entr(all_BHLX).sum(-1)  # -inf for a negative weight
-    figures["entropy"] = jnp.where(jnp.isneginf(entropy_BHL), jnp.nan, entropy_BHL)[:, :, 1:].mean(-1)
-    return figures | _own_value(values)
+    counted_BL = _counted(values)
+    return {name: mean_of_queries(x_BHL, counted_BL) for name, x_BHL in of_queries.items()}
+
+
+def _counted(values: dict):
+    """[B, L]: the queries of a mixer's figures: all but the first one and padding."""
+    tokens = values["weights"].shape[0], values["weights"].shape[2]
+    return values.get("real", jnp.ones(tokens, bool)) & (jnp.arange(tokens[1]) > 0)
 
 
 def _own_value(values: dict) -> dict:
-    """{"own_value": [B, H]}: the cosine of each head's output and the value of its own token."""
+    """{"own_value": [B, H, L]}: the cosine of each head's output and the value of its own token."""
     o_BLHV, v_BLGV = (wide(values[site]) for site in ("heads", "value"))
     if v_BLGV.shape[-1] != o_BLHV.shape[-1]:
         return {}
     v_BLHV = jnp.repeat(v_BLGV, o_BLHV.shape[2] // v_BLGV.shape[2], 2)
     norms = jnp.linalg.norm(o_BLHV, axis=-1) * jnp.linalg.norm(v_BLHV, axis=-1)
     cosines_BLH = (o_BLHV * v_BLHV).sum(-1) / jnp.maximum(norms, jnp.finfo(norms.dtype).tiny)
-    return {"own_value": cosines_BLH[:, 1:].mean(1)}
+    return {"own_value": cosines_BLH.swapaxes(1, 2)}
 
 
 @cache
@@ -156,7 +161,7 @@ def statistics_of(sink: bool):
 
     def all_of(values: dict) -> dict:
         figures = statistics(values, sink)
-        return figures and figures | {"received": wide(values["weights"][:, :, 1:]).mean(2)}
+        return figures and figures | {"received": mean_of_queries(wide(values["weights"]), _counted(values))}
 
     return all_of
 
@@ -177,58 +182,6 @@ def repetition(values: dict, half: int) -> dict:
         "induction": w_BHLS[:, :, second, second - half + 1].mean(-1),
         "duplicate": w_BHLS[:, :, second, second - half].mean(-1),
     }
-
-
-def matrices(lm) -> dict[str, np.ndarray]:
-    """{name: [N, H]} of the matrices of each mixer that has them."""
-    embed_VD = np.asarray(lm.params["embed"]["table"], np.float64)
-    head_VD = np.asarray(lm.params.get("head", lm.params["embed"])["table"], np.float64)
-    figures: dict[str, dict[str, np.ndarray]] = {}
-    mixers = lm.config.sublayers(has="attends")
-    for bound in transformer.bind(lm.config, lm.params).sublayers(has="attends"):
-        each, of_mixer = bound.sublayer, _of_mixer(bound, embed_VD, head_VD)
-        span = getattr(bound.module, "span", None)
-        if span is not None:
-            options: Any = each.options  # of softmax attention: only its spans are learned
-            of_mixer["span"] = np.asarray(span.fraction[...], np.float64) * longest(options, lm.config.max_length)
-        for name, value in of_mixer.items():
-            figures.setdefault(name, {})[each.path] = value
-    return {name: by_layer(values, mixers, lm.config.depth) for name, values in figures.items()}
-
-
-def _of_mixer(mixer: Bound, embed_VD, head_VD) -> dict[str, np.ndarray]:
-    figures = {}
-    matrices = map(mixer.matrix, ("query", "key", "value", "output"))
-    q_DHK, k_DGK, v_DGV, o_HVD = (None if each is None else np.asarray(each, np.float64) for each in matrices)
-    if q_DHK is not None and k_DGK is not None and q_DHK.shape[2] == k_DGK.shape[2]:
-        share = q_DHK.shape[1] // k_DGK.shape[1]
-        pairs = [(q_DHK[:, h], k_DGK[:, h // share]) for h in range(q_DHK.shape[1])]
-        gram_DD = embed_VD.T @ embed_VD
-        figures["rank"] = np.array([effective_rank(q @ k.T, q.shape[1]) for q, k in pairs])
-        figures["matching"] = np.array([positive_share(k.T @ gram_DD @ q) for q, k in pairs])
-    if v_DGV is not None and o_HVD is not None and v_DGV.ndim == o_HVD.ndim == 3 and v_DGV.shape[2] == o_HVD.shape[1]:
-        share = o_HVD.shape[0] // v_DGV.shape[1]
-        between_DD = head_VD.T @ embed_VD
-        figures["copying"] = np.array(
-            [positive_share(o_VD @ between_DD @ v_DGV[:, h // share]) for h, o_VD in enumerate(o_HVD)]
-        )
-    return figures
-
-
-def effective_rank(matrix: np.ndarray, most: int) -> float:
-    """exp of the entropy of the singular values divided by their sum (Roy & Vetterli 2007), of the largest `most`; NaN for
-    zeros."""
-    s = np.linalg.svd(matrix, compute_uv=False)[:most]
-    if not s.any():
-        return np.nan
-    p = s[s > 0] / s.sum()
-    return float(np.exp(-(p * np.log(p)).sum()))
-
-
-def positive_share(matrix: np.ndarray) -> float:
-    """sum(Re z) / sum |z| of the eigenvalues z: 1 if all are positive, -1 if all are negative, NaN if all are 0."""
-    z = np.linalg.eigvals(matrix)
-    return float(z.real.sum() / np.abs(z).sum()) if z.any() else np.nan
 
 
 def _pictures(values: dict[str, np.ndarray]) -> tuple[HeatMap, ...]:

@@ -10,12 +10,14 @@ import jax.numpy as jnp
 from xfresearch.models.inputs import tap_shapes
 from xfresearch.models.model_config import ModelConfig
 from xfresearch.models.sublayers import Sublayer
+from xfresearch.models.taps import ENCODER
 
 SITES = ("coefficients", "chosen", "gates", "dropped")
 
 
 def memory_names(model: ModelConfig) -> tuple[str, ...]:
-    """The memories of a model by name: 'blocks.0.feed_forward', 'blocks.0.feed_forward.shared', 'blocks.0.attention'."""
+    """The memories of a model by name: 'blocks.0.feed_forward', 'blocks.0.feed_forward.shared', 'blocks.0.attention', and
+    first those of an encoder, 'encoder.blocks.0.feed_forward'."""
     return tuple(
         f"{each.path}.{part}" if part else each.path
         for each in model.sublayers(has="memory_parts")
@@ -49,12 +51,17 @@ def of_keys(model: ModelConfig, memory: str, values: dict, gated: bool = False) 
     return m.reshape(*m.shape[:2], -1)
 
 
+def of_encoder(memory: str) -> bool:
+    """Whether it is a memory of the encoder, whose stream the head does not read."""
+    return memory.startswith(f"{ENCODER}.")
+
+
 def where(memory: str) -> tuple[int, str]:
-    """The layer and the sublayer of a memory, as lm.memory takes them: (0, 'feed_forward.shared')."""
-    _, layer, sublayer = memory.split(".", 2)
+    """The layer and the sublayer of a memory in its stack: (0, 'feed_forward.shared')."""
+    _, layer, sublayer = memory.removeprefix(f"{ENCODER}.").split(".", 2)
     return int(layer), sublayer
 
 
 def written_by(memory: str) -> str:
     """The path of the sublayer that writes a memory's values: 'blocks.0.feed_forward' for that of its shared experts."""
-    return ".".join(memory.split(".")[:3])
+    return ".".join(memory.split(".")[: 4 if of_encoder(memory) else 3])

@@ -4,7 +4,8 @@ The final hidden state is a sum of terms: the embedding and the output of each s
 through the skips, with their factors, and through the norms of the stream, which are linear maps once their factors are
 fixed (models/norms.py, `frozen`). A sublayer without a skip drops all terms before it, because it only reads them. The
 constants of norms (`constant`: the bias, and derf's value at 0) are terms too. So the terms times the output head sum to
-the logits, before a softcap.
+the logits, before a softcap. With an encoder these are the terms of the decoder's stream, to
+which cross-attention writes.
 """
 
 from collections.abc import Callable
@@ -14,11 +15,13 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from xfresearch.models.inputs import forward, tap_shapes
+from xfresearch.analysis.sequences import Sequences, passed
+from xfresearch.models.context import Source
+from xfresearch.models.inputs import tap_shapes
 from xfresearch.models.model_config import ModelConfig
 from xfresearch.models.stack import ends_with, layer_ends
 from xfresearch.models.sublayers import Bound
-from xfresearch.models.taps import captured, request
+from xfresearch.models.taps import ENCODER, captured, request
 from xfresearch.models.transformer import Transformer
 from xfresearch.runtime.errors import UserError
 
@@ -38,27 +41,30 @@ def not_followed(model: ModelConfig) -> str:
     """Why terms cannot be followed to the end of a model; '' if they can."""
     if model.head_activation != "none":
         return f"model.head_activation={model.head_activation!r}: the layer before the output matrix is no linear map"
-    mixed = [each.path for each in model.sublayers() if each.connection.adds_to == "streams"]
+    mixed = [each.path for each in model.sublayers() if not each.prefix and each.connection.adds_to == "streams"]
     if not mixed:
         return ""
     return f"{mixed[0]} writes to several residual streams, which later layers mix: tuned_lens and patching need no terms"
 
 
-def contributions(model: ModelConfig, params: dict, tokens_BL, by_head: bool = False) -> tuple[dict, object, jax.Array]:
+def contributions(
+    model: ModelConfig, params: dict, tokens_BL, by_head: bool = False, source: Source | None = None
+) -> tuple[dict, object, jax.Array]:
     """{part: [B, L, D]}, the output head, and the final hidden states [B, L, D] that the parts sum to.
 
     Parts are 'embed', 'blocks.<layer>.<sublayer>', and with `by_head` 'blocks.<layer>.attention.<head>' with the rest of
     attention (biases, slots of the model's width) under 'blocks.<layer>.attention.rest'; the constants of norms are
-    'blocks.<layer>.<sublayer>.norm' and 'final_norm'. It may be jitted. Raises UserError for a model whose terms cannot be
-    followed."""
-    forward_pass = passed(model, params, tokens_BL)
+    'blocks.<layer>.<sublayer>.norm' and 'final_norm'. source: what the encoder of a model with two stacks reads. It may be
+    jitted. Raises UserError for a model whose terms cannot be followed."""
+    forward_pass = recorded(model, params, Sequences(tokens_BL, source=source))
     return parts(forward_pass, by_head), forward_pass.lm.logit_head(), forward_pass.hidden_BLD
 
 
-def passed(model: ModelConfig, params: dict, tokens_BL, more: tuple[str, ...] = ()) -> Pass:
+def recorded(model: ModelConfig, params: dict, rows: Sequences, more: tuple[str, ...] = ()) -> Pass:
     """A forward pass, with the values that attribution needs, and those of the taps `more`."""
-    names = ["embed", *(name for name in tap_shapes(model) if name.split(".")[-1] in SITES), *more]
-    lm, out = forward(model, params, tokens_BL, request(model, names))
+    own = [name for name in tap_shapes(model) if not name.startswith(f"{ENCODER}.")]
+    names = ["embed", *(name for name in own if name.split(".")[-1] in SITES), *more]
+    lm, out = passed(model, params, rows, request(model, names))
     return Pass(model, lm, captured(model, out.captures, names), out.hidden_BLD)
 
 
@@ -85,7 +91,7 @@ def directions(forward_pass: Pass, towards_BLD) -> dict[str, jax.Array]:
 
     model = forward_pass.config
     written = {name.removesuffix(".raw") for name in forward_pass.values if name.endswith(".raw")}
-    written -= {each.path for each in model.sublayers() if each.branch.bare}
+    written -= {each.path for each in model.sublayers() if each.branch.bare or each.prefix}
     return jax.grad(total)({name: jnp.zeros_like(forward_pass.values[f"{name}.raw"]) for name in written})
 
 
@@ -96,7 +102,8 @@ def _followed(forward_pass: Pass, start: dict, written: Callable) -> dict:
     if reason := not_followed(model):
         raise UserError(f"no contributions: {reason}")
     terms = second = start
-    for _, of_layer in groupby(forward_pass.lm.sublayers(), lambda each: each.sublayer.layer):
+    own = (each for each in forward_pass.lm.sublayers() if not each.sublayer.prefix)
+    for _, of_layer in groupby(own, lambda each: each.sublayer.layer):
         before = terms
         for each in of_layer:
             block, branch, at = each.block, each.sublayer.branch, each.sublayer.path

@@ -8,10 +8,11 @@ A dictionary reads a tap and predicts it, or another tap, the target (a transcod
                            mean over training tokens (mean ablation), if it is y', and as it is
     dead                   share of features that no token of these rows uses
 
-with the features' triggers, as those of memories.py. Dictionaries of several sizes see the same activations in training.
+with the features' triggers, as those of memories.py. Padding does not count. A tap of an encoder has the tokens of the
+source, and its dictionaries recover the loss of the decoder. Dictionaries of several sizes see the same activations in
+training.
 """
 
-from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -19,16 +20,18 @@ import numpy as np
 
 from xfresearch.analysis import sparse
 from xfresearch.analysis.keys_page import keys_page
-from xfresearch.analysis.passes import about, batches, rows
+from xfresearch.analysis.passes import about
 from xfresearch.analysis.registry import analysis
 from xfresearch.analysis.result import LineChart, Result, Table
-from xfresearch.analysis.tap_vectors import BATCH, Shuffled, activations, one_tap, width_of
+from xfresearch.analysis.sequences import Sequences, batches, mean_of_tokens, sequences, training_rows
+from xfresearch.analysis.tap_vectors import BATCH, Shuffled, activations, one_tap, stack_of, width_of
 from xfresearch.analysis.triggers import empty, update
 from xfresearch.analysis.unfinished import Unfinished
 from xfresearch.models.inputs import tap_shapes
 from xfresearch.models.model_config import ModelConfig
 from xfresearch.models.stack import ends_with, layer_ends
 from xfresearch.models.tap_aliases import lens_names
+from xfresearch.models.taps import ENCODER
 from xfresearch.pages.charts import with_interval
 from xfresearch.runtime.errors import UserError
 from xfresearch.runtime.progress import stage
@@ -66,44 +69,47 @@ def features(
     training=None,
     seed: int = 0,
     resume="",
+    source=None,
 ) -> Result:
     """Trains a dictionary of each of `sizes` features (default: 2, 4 and 8 widths of the tap), and measures it on `count`
-    rows of `length` tokens of `data` (passes.rows).
+    rows of `length` tokens of `data` (sequences.py).
 
     tap: a name of lm.tap_names() whose value is a vector of each token; by default the stream after the middle layer.
-    target: the tap to predict, by default the same. k: mean number of coefficients of a token. steps: batches of 1,024
-    tokens of `training` (token ids [N, L]; None for the train split of `data`, or of the model's run if `data` are token
-    ids). resume: a file that keeps the state once a minute, so that the same call after an interruption goes on from it.
-    .data: sizes [S]; l0, unexplained, recovered, dead [S]; loss, ablated_loss [rows]; replaced_loss, l0_rows, error_rows
-    [rows, S] and variance_rows [rows]; tokens [rows, L]; and of each size F with inputs of D and outputs of E dimensions the
-    arrays of sparse.Dictionary as F/encoder_DF ..., F/frequency [F], the share of tokens with the feature, F/triggers and
-    F/coefficients [F, 25], and F/value_tokens [F, 5], the most likely tokens of what it writes to the stream ([F, 0] for
-    other targets). .files: dictionary_F, a folder that SAELens reads, and pages. Raises UserError for other taps, for a k
+    target: the tap to predict, by default the same, in the same stack. k: mean number of coefficients of a token. steps:
+    batches of 1,024 tokens of `training` (token ids [N, L], or Sequences; None for the train split of `data`, or of the
+    model's run if `data` are given). resume: a file that keeps the state once a minute, so that the same call after an
+    interruption goes on from it. .data: sizes [S]; l0, unexplained, recovered, dead [S]; loss, ablated_loss [rows];
+    replaced_loss, l0_rows, error_rows [rows, S] and variance_rows [rows]; tokens [rows, L]; and of each size F with inputs
+    of D and outputs of E dimensions the arrays of sparse.Dictionary as F/encoder_DF ..., F/frequency [F], the share of
+    tokens with the feature, F/triggers and F/coefficients [F, 25], and F/value_tokens [F, 5], the most likely tokens of what
+    it writes to the stream ([F, 0] for other targets). .files: dictionary_F, a folder that SAELens reads, and pages. Raises
+    UserError for other taps, for a k
     above a size, and for data that cannot be read."""
-    tokens_NL = rows(lm, data, count, length)
-    taps = two_taps(lm.config, tap, target, tokens_NL.shape[1])
+    rows = sequences(lm, data, count, length, source=source)
+    taps = two_taps(lm.config, tap, target, rows.tokens_NL.shape[1])
     widths = [width_of(lm.config, name) for name in taps]
     sizes = checked([n * widths[0] for n in WIDTHS] if sizes is None else sizes, k)
-    if training is None:
-        training = data if isinstance(data, str) else None
-    needed = -(-steps * TOKENS // tokens_NL.shape[1])
-    training = rows(lm, training, needed, tokens_NL.shape[1], split="train")
+    needed = -(-steps * TOKENS // rows.tokens_NL.shape[1])
+    training = training_rows(lm, training, data, rows, needed)
     kept = Unfinished(resume, lm.config, lm.params, training, taps, sizes, k, steps, seed)
     stream = Shuffled(lm, training, taps, TOKENS, min(TOGETHER, steps), seed)
     scales = [sparse.scale_of(values) for values in stream.read(0)]
     states = {F: sparse.start(seed, widths[0], F, widths[1] if taps[0] != taps[1] else 0) for F in sizes}
     states = train(stream, scales, states, k, steps, kept)
     dictionaries = {F: sparse.folded(state, *scales) for F, state in states.items()}
-    measured = measure(lm, tokens_NL, taps, dictionaries, scales[1].mean)
+    measured = measure(lm, rows, taps, dictionaries, scales[1].mean)
     path = " to ".join(dict.fromkeys(taps))
-    line = f"{about(lm, tokens_NL, data)}; {path}; {steps} batches of {stream.batch} tokens, {k} features of a token"
-    return _result(lm, line, tokens_NL, taps, dictionaries, measured)
+    line = f"{about(lm, rows, data)}; {path}; {steps} batches of {stream.batch} tokens, {k} features of a token"
+    return _result(lm, line, rows, taps, dictionaries, measured)
 
 
 def two_taps(model: ModelConfig, tap: str, target: str, length: int) -> tuple[str, str]:
-    """The names of the tap and of the target. Raises UserError if the target is computed before the tap."""
+    """The names of the tap and of the target. Raises UserError if the target is computed before the tap, or in another
+    stack."""
     tap = one_tap(model, "tap", tap or f"{layer_ends(model)[(model.depth - 1) // 2]}.residual", length)
     after = one_tap(model, "target", target or tap, length)
+    if after.startswith(f"{ENCODER}.") != tap.startswith(f"{ENCODER}."):
+        raise UserError(f"target={target!r} is not allowed: it must be in the stack of tap={tap!r}, whose tokens it has")
     order = list(tap_shapes(model))
     if order.index(after) < order.index(tap):
         raise UserError(f"target={target!r} is not allowed: it must be computed after tap={tap!r}")
@@ -144,58 +150,72 @@ def _last(kept: Unfinished, states: dict) -> tuple[int, dict]:
     return int(saved["done"]), jax.tree.unflatten(structure, [jnp.asarray(saved[str(n)]) for n in range(len(leaves))])
 
 
-def measure(lm, tokens_NL, taps: tuple[str, str], dictionaries: dict, mean_E) -> dict:
+def measure(lm, rows: Sequences, taps: tuple[str, str], dictionaries: dict, mean_E) -> dict:
     """{figure: [rows] or [rows, S]}, and {size: {values, at: triggers; uses: [F]}}."""
     figures: dict[str, list] = {}
     dtype = jnp.promote_types(lm.config.dtype, jnp.float32)
     best = {F: empty(F, TOP, dtype) | {"uses": np.zeros(F)} for F in dictionaries}
-    with stage("measuring", len(tokens_NL), "rows") as progress:
-        for number, tokens_BL in enumerate(batches(tokens_NL, BATCH)):
-            real = min(len(tokens_BL), len(tokens_NL) - number * len(tokens_BL))
-            x_TD, y_TE = activations(lm, tokens_BL, taps)
-            read = {F: _read(dictionary, x_TD, y_TE, len(tokens_BL)) for F, dictionary in dictionaries.items()}
-            losses = [loss_with(lm, tokens_BL, taps[1], y) for y in (mean_E, *(each["y_TE"] for each in read.values()))]
-            batch = {"loss": lm.loss(tokens_BL).mean(1), "ablated_loss": losses[0], "replaced_loss": np.stack(losses[1:], 1)}
-            batch["variance_rows"] = jnp.square(y_TE - mean_E).reshape(len(tokens_BL), -1).sum(1)
+    with stage("measuring", len(rows), "rows") as progress:
+        for number, (some, real) in enumerate(batches(rows, BATCH)):
+            x_TD, y_TE = activations(lm, some, taps)
+            real_BL = np.asarray(stack_of(some, taps[1]).inputs.real_NL)
+            read = {F: _read(dictionary, x_TD, y_TE, real_BL) for F, dictionary in dictionaries.items()}
+            losses = [loss_with(lm, some, taps[1], y) for y in (mean_E, *(each["y_TE"] for each in read.values()))]
+            batch: dict = {"loss": loss(lm, some), "ablated_loss": losses[0], "replaced_loss": np.stack(losses[1:], 1)}
+            batch["variance_rows"] = jnp.where(real_BL, jnp.square(y_TE - mean_E).sum(1).reshape(real_BL.shape), 0).sum(1)
             for name in ("l0_rows", "error_rows"):
                 batch[name] = np.stack([each[name] for each in read.values()], 1)
             for name, value in batch.items():
                 figures.setdefault(name, []).append(np.asarray(value, np.float64)[:real])
             for F, each in read.items():
-                f_TF = each["f_TF"][: real * tokens_BL.shape[1]]
+                f_TF = each["f_TF"][: real * real_BL.shape[1]]
                 uses_F = best[F].pop("uses") + np.asarray((f_TF > 0).sum(0))
-                best[F] = update(best[F], f_TF, number * tokens_BL.size) | {"uses": uses_F}
+                best[F] = update(best[F], f_TF, number * real_BL.size) | {"uses": uses_F}
             progress.update(real)
     return {name: np.concatenate(parts) for name, parts in figures.items()} | best
 
 
-@partial(jax.jit, static_argnums=3)
-def _read(dictionary: sparse.Dictionary, x_TD, y_TE, batch: int) -> dict:
-    """{coefficients, prediction, and of each row L0 and the squared error}."""
+@jax.jit
+def _read(dictionary: sparse.Dictionary, x_TD, y_TE, real_BL) -> dict:
+    """{coefficients, which are 0 for padding, prediction, and of each row L0 and the squared error}."""
     f_TF = sparse.encode(dictionary, x_TD)
     rebuilt_TE = sparse.decode(dictionary, f_TF)
-    error_B = jnp.square(y_TE - rebuilt_TE).reshape(batch, -1).sum(1)
-    return {"f_TF": f_TF, "y_TE": rebuilt_TE, "l0_rows": (f_TF > 0).sum(1).reshape(batch, -1).mean(1), "error_rows": error_B}
+    f_TF = jnp.where(real_BL.reshape(-1, 1), f_TF, 0)
+    error_B = jnp.where(real_BL, jnp.square(y_TE - rebuilt_TE).sum(1).reshape(real_BL.shape), 0).sum(1)
+    l0_BL = (f_TF > 0).sum(1).reshape(real_BL.shape).astype(f_TF.dtype)
+    return {"f_TF": f_TF, "y_TE": rebuilt_TE, "l0_rows": mean_of_tokens(l0_BL, real_BL), "error_rows": error_B}
 
 
-def loss_with(lm, tokens_BL, tap: str, y) -> np.ndarray:
-    """[B]: the loss of the next token with the values [T, E] (or [E] for all tokens) at the tap."""
-    shape = tap_shapes(lm.config, *tokens_BL.shape)[tap].shape
-    y = jnp.broadcast_to(y, (tokens_BL.size, y.shape[-1])).reshape(shape)
-    return np.asarray(lm.loss(tokens_BL, replace={tap: y}).mean(1))
+def loss(lm, rows: Sequences, **replaced) -> np.ndarray:
+    """[B]: the loss of the next token, as the mean over those that are no padding."""
+    return np.asarray(mean_of_tokens(lm.loss(**rows.arguments(), **replaced), jnp.asarray(rows.real_NL[:, 1:])))
+
+
+def loss_with(lm, rows: Sequences, tap: str, y) -> np.ndarray:
+    """[B]: the same with the values [T, E] (or [E] for all tokens) of the tokens that the model reads at the tap."""
+    of_stack, read = stack_of(rows, tap), stack_of(rows, tap).inputs
+    sizes = (*rows.tokens_NL.shape, *(rows.of_source.tokens_NL.shape[1:] if rows.source is not None else ()))
+    shape = tap_shapes(lm.config, *sizes)[tap].shape
+    y_BLE = jnp.broadcast_to(y, (read.tokens_NL.size, y.shape[-1])).reshape(*read.tokens_NL.shape, -1)
+    unread = of_stack.tokens_NL.shape[1] - read.tokens_NL.shape[1]  # the last token of a pair is only predicted
+    y_BLE = jnp.pad(y_BLE, ((0, 0), (0, unread), (0, 0)))
+    return loss(lm, rows, replace={tap: y_BLE.reshape(shape)})
 
 
 def value_tokens(lm, target: str, rows_FE) -> np.ndarray:
-    """[F, 5]: the most likely tokens of each row of the decoder; [F, 0] if the target is not in the stream's space."""
-    if target.split(".")[-1] not in (*STREAM, "final") or ends_with(lm.config) and target != "final":
+    """[F, 5]: the most likely tokens of each row of the decoder; [F, 0] if the target is not in the space of the stream that
+    the head reads."""
+    in_stream = target.split(".")[-1] in (*STREAM, "final") and not target.startswith(f"{ENCODER}.")
+    if not in_stream or ends_with(lm.config) and target != "final":
         return np.zeros((len(rows_FE), 0), np.int32)
     many = min(WORDS, lm.config.vocab_size)
     parts = [rows_FE[first : first + 4096] for first in range(0, len(rows_FE), 4096)]
     return np.concatenate([np.asarray(jax.lax.top_k(lm.unembed(p, normed=target == "final"), many)[1]) for p in parts])
 
 
-def _result(lm, line: str, tokens_NL, taps, dictionaries: dict, measured: dict) -> Result:
-    sizes = tuple(dictionaries)
+def _result(lm, line: str, rows: Sequences, taps, dictionaries: dict, measured: dict) -> Result:
+    sizes, read = tuple(dictionaries), stack_of(rows, taps[1]).inputs
+    tokens_NL, real = np.asarray(read.tokens_NL), int(np.sum(read.real_NL))
     data: dict = {"sizes": np.array(sizes), "taps": np.array(taps), "tokens": tokens_NL}
     data |= {name: value for name, value in measured.items() if name not in sizes}
     figures: dict[str, list] = {name: [] for name in FIGURES}
@@ -210,7 +230,7 @@ def _result(lm, line: str, tokens_NL, taps, dictionaries: dict, measured: dict) 
         at_FT, f_FT = (np.asarray(measured[F][name]) for name in ("at", "values"))
         at_FT, f_FT = np.where(f_FT > 0, at_FT, -1), np.maximum(f_FT, 0)
         words_FW = value_tokens(lm, taps[1], arrays["decoder_FE"])
-        arrays |= {"frequency": measured[F]["uses"] / tokens_NL.size, "triggers": at_FT, "coefficients": f_FT}
+        arrays |= {"frequency": measured[F]["uses"] / real, "triggers": at_FT, "coefficients": f_FT}
         data |= {f"{F}/{name}": value for name, value in (arrays | {"value_tokens": words_FW}).items()}
         title = f"{F} features of {taps[1]}"
         files[f"features_{F}.html"] = keys_page(lm, title, line, tokens_NL, at_FT, f_FT, words_FW, "features")

@@ -8,6 +8,9 @@ logit lens (nostalgebraist 2020): the stream after a layer, read by the final no
 direct attribution (attribution.py): the part of the logit of the next token, relative to the mean logit of the vocabulary,
 that each sublayer, each head of attention, and each key of a memory adds. The parts sum to that relative logit, before a
 softcap.
+
+With an encoder all of this is of the decoder. The final norm and the head never read the encoder's stream, so it has no
+predictions: it reaches a logit through the heads of cross-attention, which are parts. Padding does not count.
 """
 
 from functools import partial
@@ -19,12 +22,12 @@ import numpy as np
 from xfresearch.analysis.attribution import attributed, grids
 from xfresearch.analysis.contributions import not_followed
 from xfresearch.analysis.keys_page import text
-from xfresearch.analysis.passes import ROWS, about, batches, rows
+from xfresearch.analysis.passes import about
 from xfresearch.analysis.registry import analysis
 from xfresearch.analysis.result import HeatMap, Result, Table
+from xfresearch.analysis.sequences import ROWS, Sequences, batches, mean_of_tokens, passed, sequences
 from xfresearch.models import transformer
 from xfresearch.models.block import Stream
-from xfresearch.models.inputs import forward
 from xfresearch.models.model_config import ModelConfig
 from xfresearch.models.stack import ends_with, layer_ends
 from xfresearch.models.taps import captured, request
@@ -42,28 +45,27 @@ def applies(model: ModelConfig) -> str:
 
 
 @analysis(applies, "predictions after each layer, and which parts make the final one")
-def lens(lm, data=None, count: int = ROWS, length: int = 0) -> Result:
-    """The figures above on `count` rows of `length` tokens of `data` (passes.rows).
+def lens(lm, data=None, count: int = ROWS, length: int = 0, source=None) -> Result:
+    """The figures above on `count` rows of `length` tokens of `data` (sequences.py).
 
     .data: loss, agreement, divergence [N]; attribution [parts], with their names in `parts`; by_sublayer [N, sublayers],
-    with their names in `sublayers`, and by_head [N, H] of it; name_rows: the same for each row;
+    with their names in `sublayers`, and by_head [N, H] of it (attribution.grids); name_rows: the same for each row;
     'blocks.<layer>.<sublayer>.keys' [K]: that of each key of a memory (models/memories.py); token, probability [N, L]: the
     most likely next token after each layer, of the first row. The intervals of .summary are over rows. Raises UserError for
     data that cannot be read."""
-    tokens_NL = rows(lm, data, count, length)
+    rows = sequences(lm, data, count, length, source=source)
     of_batches: dict[str, list] = {}
     by_key: dict[str, np.ndarray] = {}
     example: dict[str, np.ndarray] = {}
-    with stage("lens", len(tokens_NL), "rows") as progress:
-        for number, tokens_BL in enumerate(batches(tokens_NL, BATCH)):
-            real = min(len(tokens_BL), len(tokens_NL) - number * len(tokens_BL))
-            read = by_depth(lm.config, lm.params, None, tokens_BL)
-            of_parts, of_keys = attributed(lm.config, lm.params, tokens_BL)
+    with stage("lens", len(rows), "rows") as progress:
+        for some, real in batches(rows, BATCH):
+            read = by_depth(lm.config, lm.params, None, some)
+            of_parts, of_keys = attributed(lm.config, lm.params, some)
             example = example or {name: np.asarray(read[name][0]) for name in ("token", "probability")}
             for name, value in ({name: read[name] for name in FIGURES} | of_parts).items():
                 of_batches.setdefault(name, []).append(np.asarray(value[:real], np.float64))
             for name, value_BK in of_keys.items():
-                by_key[name] = by_key.get(name, 0.0) + np.asarray(value_BK[:real], np.float64).sum(0) / len(tokens_NL)
+                by_key[name] = by_key.get(name, 0.0) + np.asarray(value_BK[:real], np.float64).sum(0) / len(rows)
             progress.update(real)
     per_row = {name: np.concatenate(values) for name, values in of_batches.items()}
     figures = {name: per_row.pop(name) for name in FIGURES}
@@ -74,20 +76,21 @@ def lens(lm, data=None, count: int = ROWS, length: int = 0) -> Result:
     arrays |= grids(lm.config, dict(zip(per_row, arrays["attribution"], strict=True)))
     arrays |= {f"{name}.keys": value for name, value in by_key.items()} | example
     tables = (*_tables(arrays), *_keys_table(by_key))
-    pictures = (_example(lm, tokens_NL[0], **example), *_pictures(arrays))
-    return Result("lens", about(lm, tokens_NL, data), lm.step, arrays, _summary(figures), pictures, tables)
+    pictures = (_example(lm, rows.chosen(slice(0, 1)).inputs, **example), *_pictures(arrays))
+    return Result("lens", about(lm, rows, data), lm.step, arrays, _summary(figures), pictures, tables)
 
 
 @partial(jax.jit, static_argnums=0)
-def by_depth(model: ModelConfig, params: dict, translators: dict | None, tokens_BL) -> dict:
+def by_depth(model: ModelConfig, params: dict, translators: dict | None, rows: Sequences) -> dict:
     """{loss, agreement, divergence: [B, N]; token, probability: [B, N, L] of the most likely token} of the streams after all
-    layers, each read as if it were the last one.
+    layers of the decoder, each read as if it were the last one.
 
     translators: those of the tuned lens, {matrix: [N, D, D], bias: [N, D]}, or None. Gradients go to them only."""
     ends = layer_ends(model)
     names = [f"{end}.{site}" for end in ends for site in ("residual", *ends_with(model))]
-    lm, out = forward(model, params, tokens_BL, request(model, names))
+    lm, out = passed(model, params, rows.inputs, request(model, names))
     values = captured(model, out.captures, names)
+    real_BL, has_next_BL, next_BL = rows.inputs.real_NL, rows.has_next_NL, rows.next_NL
     residual, *others = (
         jax.lax.stop_gradient(jnp.stack([values[f"{end}.{site}"] for end in ends]))
         for site in ("residual", *ends_with(model))
@@ -103,11 +106,12 @@ def by_depth(model: ModelConfig, params: dict, translators: dict | None, tokens_
             stream = stream._replace(x_BLD=stream.x_BLD + stream.x_BLD @ matrix_DD + bias_D)
         bound = transformer.bind(model, params)
         log_p_BLV = jax.nn.log_softmax(bound.logits(bound.end(stream)))
-        own_BL = jnp.take_along_axis(log_p_BLV[:, :-1], tokens_BL[:, 1:, None], -1)[..., 0]
+        own_BL = jnp.take_along_axis(log_p_BLV, next_BL[..., None], -1)[..., 0]
+        agrees_BL = (log_p_BLV.argmax(-1) == final_BLV.argmax(-1)).astype(final_BLV.dtype)
         return {
-            "loss": -own_BL.mean(1),
-            "agreement": (log_p_BLV.argmax(-1) == final_BLV.argmax(-1)).mean(1, dtype=final_BLV.dtype),
-            "divergence": (jnp.exp(final_BLV) * (final_BLV - log_p_BLV)).sum(-1).mean(1),
+            "loss": -mean_of_tokens(own_BL, has_next_BL),
+            "agreement": mean_of_tokens(agrees_BL, real_BL),
+            "divergence": mean_of_tokens((jnp.exp(final_BLV) * (final_BLV - log_p_BLV)).sum(-1), real_BL),
             "token": log_p_BLV.argmax(-1),
             "probability": jnp.exp(log_p_BLV.max(-1)),
         }
@@ -124,11 +128,12 @@ def _summary(figures: dict[str, np.ndarray]) -> dict[str, tuple[float, float]]:
     return summary
 
 
-def _example(lm, tokens_L, token, probability) -> HeatMap:
-    """The most likely next token after each layer, at the last tokens of the first row."""
-    last = slice(-EXAMPLE, None)
+def _example(lm, row: Sequences, token, probability) -> HeatMap:
+    """The most likely next token after each layer, at the last tokens of the row."""
+    end = int(np.sum(row.real_NL))
+    last = slice(max(end - EXAMPLE, 0), end)
     texts = tuple(tuple(text(lm, [t]) for t in row) for row in token[:, last])
-    names = tuple(text(lm, [t]) for t in tokens_L[last])
+    names = tuple(text(lm, [t]) for t in row.tokens_NL[0, last])
     caption = "after each layer, at the tokens below; colour: its probability; · is a space"
     return HeatMap("Most likely next tokens", caption, probability[:, last], "layer", "token", 0.0, 1.0, names, texts)
 
@@ -136,6 +141,8 @@ def _example(lm, tokens_L, token, probability) -> HeatMap:
 def _pictures(data: dict) -> tuple[HeatMap, ...]:
     caption = "part of the next token's logit, relative to the mean logit"
     maps = {"by_sublayer": ("Attribution by sublayer", "sublayer"), "by_head": ("Attribution by head", "head")}
+    of_mixers = [name.partition("/")[2] for name in data if name.startswith("by_head/")]
+    maps |= {f"by_head/{name}": (f"Attribution by head of {name}", "head") for name in of_mixers}
     pictures = []
     for name, (title, columns) in maps.items():
         if name in data:

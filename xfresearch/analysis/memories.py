@@ -16,8 +16,10 @@ the layer, y, which the layer adds to it, and the stream o after the layer:
 Triggers are those of all rows; the last three figures are of the first 16 rows. A vector's most likely token is that of the
 final norm and the output head, as in the logit lens. y is all that the sublayer adds, after its own norm (peri_norm,
 output_norm) and gain, and v_i is as well, with that norm as the linear map that it is at v_i: with slots, y includes what
-attention reads from tokens. o is after a norm of the sum (post_norm, all_attention). r is the stream, as the paper defines
-it; its released code compares the values with the output o instead of y.
+attention reads from tokens. In an encoder the triggers are tokens of the source, and values predict no token, so the figures
+of tokens are NaN there: the final norm and the head do not read its stream. o is after a norm of the sum (post_norm,
+all_attention). r is the stream, as the paper defines it; its released code compares the values with the output o instead of
+y.
 """
 
 from collections.abc import Iterator
@@ -27,20 +29,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from xfresearch.analysis.coefficients import memory_names, of_keys, sites, sublayer_of, where, written_by
+from xfresearch.analysis.coefficients import memory_names, of_encoder, of_keys, sites, sublayer_of, written_by
 from xfresearch.analysis.contributions import scaled
 from xfresearch.analysis.keys_page import keys_page, text, trigger
-from xfresearch.analysis.passes import about, batches, rows
+from xfresearch.analysis.passes import about
 from xfresearch.analysis.patterns import patterns
 from xfresearch.analysis.registry import analysis
 from xfresearch.analysis.result import HeatMap, Result, Table
+from xfresearch.analysis.sequences import Sequences, batches, mean_of_tokens, passed, sequences
 from xfresearch.analysis.triggers import empty, update
 from xfresearch.analysis.unfinished import Unfinished
 from xfresearch.kernels.dtypes import wide_dtype
 from xfresearch.models import transformer
 from xfresearch.models.connections.connection import ONE
-from xfresearch.models.inputs import forward
-from xfresearch.models.memories import memory as memory_of
+from xfresearch.models.memories import memory_of
 from xfresearch.models.model_config import ModelConfig
 from xfresearch.models.stack import ends_with
 from xfresearch.models.stream import Stream
@@ -75,45 +77,56 @@ def memories_of(model: ModelConfig) -> list[str]:
 
 def adds(model: ModelConfig, memory: str) -> bool:
     """Whether the block adds the sublayer's output to the stream, without a factor of the stream."""
-    of_layer = model.sublayers(layer=where(memory)[0])
+    written = sublayer_of(model, memory)
+    of_layer = [each for each in model.sublayers() if (each.prefix, each.layer) == (written.prefix, written.layer)]
     return all(each.connection.adds_to == "stream" and each.connection.skip == ONE for each in of_layer)
 
 
 @analysis(applies, "triggers and values of every key of feed-forwards, experts and slots")
-def memories(lm, data=None, count: int = ROWS, length: int = 0, top: int = TOP, seed: int = 0, resume="") -> Result:
-    """The figures above of every memory, on `count` rows of `length` tokens of `data` (passes.rows).
+def memories(
+    lm, data=None, count: int = ROWS, length: int = 0, top: int = TOP, seed: int = 0, resume="", source=None
+) -> Result:
+    """The figures above of every memory, on `count` rows of `length` tokens of `data` (sequences.py). Padding is no trigger.
 
     resume: a file that keeps the state once a minute, so that the same call after an interruption goes on from it. .data:
     memories [P], the names of the memories, as in 'blocks.0.feed_forward'; [P] of each figure; name_rows [rows, P] of those
-    with intervals; tokens [rows, L]; and of each memory with K keys (F units, E experts of F, or M slots of each of H heads)
-    memory/triggers [K, t], as row * length + position, -1 for none; memory/coefficients [K, t], the largest ones, above 0 or
-    not; and memory/value_tokens [K, 5], the most likely tokens of each value. Raises UserError for data that cannot be
-    read."""
-    tokens_NL = rows(lm, data, count, length)
+    with intervals; tokens [rows, L] that the model reads, and source [rows, S]; and of each memory with K keys (F units, E
+    experts of F, or M slots of each of H heads) memory/triggers [K, t], as row * length + position, -1 for none;
+    memory/coefficients [K, t], the largest ones, above 0 or not; and memory/value_tokens [K, 5], the most likely tokens of
+    each value ([K, 0] in an encoder). Raises UserError for
+    data that cannot be read."""
+    rows = sequences(lm, data, count, length, source=source)
     names = memories_of(lm.config)
     values = {memory: value_tokens(lm, memory) for memory in names}
-    kept = Unfinished(resume, lm.config, lm.params, tokens_NL, top)
+    kept = Unfinished(resume, lm.config, lm.params, rows, top)
     state: dict = {"next": 0, "top": top}
     state |= kept.load()
-    with stage("memories", tokens_NL.size, "tokens") as progress:
-        for number, tokens_BL in enumerate(batches(tokens_NL, BATCH)):
-            real = min(len(tokens_BL), len(tokens_NL) - number * len(tokens_BL))
-            progress.update(real * tokens_BL.shape[1])
+    with stage("memories", len(rows), "rows") as progress:
+        for number, (some, real) in enumerate(batches(rows, BATCH)):
+            progress.update(real)
             if number < state["next"]:
                 continue
-            of_places = _values(lm.config, lm.params, tokens_BL)
+            of_places = _values(lm.config, lm.params, some)
             for memory in names:
-                m_TK = of_places[memory]["m"][:real].reshape(-1, of_places[memory]["m"].shape[-1])
-                _update(state, memory, m_TK, number * tokens_BL.size)
+                real_BL = _read(some, memory).inputs.real_NL
+                m_BLK = jnp.where(real_BL[..., None], of_places[memory]["m"], -jnp.inf)[:real]
+                _update(state, memory, m_BLK.reshape(-1, m_BLK.shape[-1]), number * real_BL.size)
                 if number * BATCH < COMPOSED:
-                    token_K, refines = values[memory][:, 0], adds(lm.config, memory)
-                    figures = _composition(lm.config, refines, lm.params, of_places[memory], token_K)
-                    for name, value in figures.items():
+                    for name, value in _figures(lm, memory, of_places[memory], values[memory], real_BL).items():
                         of_rows = f"{memory}/rows/{name}"
                         state[of_rows] = np.concatenate([state.get(of_rows, np.zeros(0)), np.asarray(value)[:real]])
             state["next"] = number + 1
             kept.save(state)
-    return _result(lm, tokens_NL, data, state, values, seed)
+    return _result(lm, rows, data, state, values, seed)
+
+
+def _read(rows: Sequences, memory: str) -> Sequences:
+    """The rows of the stack of a memory."""
+    return rows.of_source if of_encoder(memory) else rows
+
+
+def _tokens(rows: Sequences) -> np.ndarray:
+    return np.asarray(rows.inputs.tokens_NL)
 
 
 def _update(state: dict, memory: str, m_TK, first: int) -> None:
@@ -125,12 +138,12 @@ def _update(state: dict, memory: str, m_TK, first: int) -> None:
 
 
 @partial(jax.jit, static_argnums=0)
-def _values(model: ModelConfig, params: dict, tokens_BL) -> dict:
+def _values(model: ModelConfig, params: dict, rows: Sequences) -> dict:
     """{memory: {m [B, L, K], and of its sublayer before, out, residual [B, L, D]}}."""
     stream = ("before", "out", "residual")
     wanted = {memory: [f"{written_by(memory)}.{value}" for value in stream] for memory in memories_of(model)}
     names = [name for memory, taps in wanted.items() for name in (*sites(model, memory), *taps)]
-    values = captured(model, forward(model, params, tokens_BL, request(model, names))[1].captures, names)
+    values = captured(model, passed(model, params, rows.inputs, request(model, names))[1].captures, names)
     return {
         memory: {"m": of_keys(model, memory, values)} | {name.split(".")[-1]: values[name] for name in taps}
         for memory, taps in wanted.items()
@@ -138,7 +151,9 @@ def _values(model: ModelConfig, params: dict, tokens_BL) -> dict:
 
 
 def value_tokens(lm, memory: str) -> np.ndarray:
-    """[K, 5]: the most likely tokens of each value, the most likely first."""
+    """[K, 5]: the most likely tokens of each value, the most likely first; [K, 0] in an encoder."""
+    if of_encoder(memory):
+        return np.zeros((memory_of(lm.config, lm.params, memory).writes[..., 0].size, 0), np.int32)
     flat_KD = as_added(lm.config, lm.params, memory)
     many = min(WORDS, lm.config.vocab_size)
     parts = [jax.lax.top_k(lm.unembed(flat_KD[first : first + 4096]), many)[1] for first in range(0, len(flat_KD), 4096)]
@@ -147,15 +162,23 @@ def value_tokens(lm, memory: str) -> np.ndarray:
 
 def as_added(model: ModelConfig, params: dict, memory: str):
     """[K, D]: each value as the block adds it to the stream, after the sublayer's own norm and gain."""
-    writes = memory_of(model, params, *where(memory)).writes
+    writes = memory_of(model, params, memory).writes
     flat_KD = writes.reshape(-1, writes.shape[-1])
-    of_layer = transformer.bind(model, params).sublayers(layer=where(memory)[0])
-    bound = next(each for each in of_layer if each.sublayer.path == written_by(memory))
+    bound = next(each for each in transformer.bind(model, params).sublayers() if each.sublayer.path == written_by(memory))
     return scaled(bound.block, bound.sublayer.branch, flat_KD, flat_KD)
 
 
+def _figures(lm, memory: str, values: dict, words_KW: np.ndarray, real_BL) -> dict:
+    """{figure: [B]} of one batch in one memory; NaN for the figures of tokens in an encoder."""
+    if of_encoder(memory):
+        active_BL = (values["m"] > 0).mean(-1, dtype=wide_dtype(values["m"]))
+        active_B = mean_of_tokens(active_BL, jnp.asarray(real_BL))
+        return {name: jnp.full(len(active_B), jnp.nan) for name in ("composed", *PARTS, "changes")} | {"active": active_B}
+    return _composition(lm.config, adds(lm.config, memory), lm.params, values, words_KW[:, 0], real_BL)
+
+
 @partial(jax.jit, static_argnums=(0, 1))
-def _composition(model: ModelConfig, refines: bool, params: dict, values: dict, value_token_K) -> dict:
+def _composition(model: ModelConfig, refines: bool, params: dict, values: dict, value_token_K, real_BL) -> dict:
     """{figure: [B]} of one batch in one memory. Without `refines`, the figures of the stream are NaN."""
     lm = transformer.bind(model, params)
 
@@ -177,15 +200,16 @@ def _composition(model: ModelConfig, refines: bool, params: dict, values: dict, 
         "third": (o != r) & (o != y),
         "changes": o != r,
     }
-    figures = {name: wide(where).reshape(len(o), -1).mean(1) for name, where in counted.items()}
+    figures = {name: mean_of_tokens(wide(each).reshape(*o.shape, -1).mean(-1), real_BL) for name, each in counted.items()}
     of_stream = {} if refines else {name: jnp.full(len(o), jnp.nan) for name in (*PARTS, "changes")}
     return figures | of_stream
 
 
-def _result(lm, tokens_NL, data, state: dict, values: dict, seed: int) -> Result:
+def _result(lm, rows: Sequences, data, state: dict, values: dict, seed: int) -> Result:
     names = list(values)
-    line = about(lm, tokens_NL, data)
-    arrays: dict = {"memories": np.array(names), "tokens": tokens_NL}
+    line = about(lm, rows, data)
+    arrays: dict = {"memories": np.array(names), "tokens": rows.inputs.tokens_NL}
+    arrays |= {"source": rows.of_source.tokens_NL} if rows.source is not None else {}
     summary, files = {}, {}
     for figure in ("active", "composed", *PARTS, "changes"):
         rows_NP = np.stack([state[f"{memory}/rows/{figure}"] for memory in names], 1).astype(np.float64)
@@ -196,14 +220,16 @@ def _result(lm, tokens_NL, data, state: dict, values: dict, seed: int) -> Result
     arrays |= {name: np.full(len(names), np.nan) for figure in CHANCE for name in (figure, f"{figure}_random")}
     for number, memory in enumerate(names):
         at_KT, m_KT = (np.asarray(state[f"{memory}/{name}"]) for name in ("at", "values"))
-        at_KT = np.where(m_KT > 0, at_KT, -1)  # of equal coefficients the earliest stay: at 0 the first tokens
+        at_KT, read = np.where(m_KT > 0, at_KT, -1), _read(rows, memory)  # at 0 the earliest stay
         arrays |= {f"{memory}/triggers": at_KT, f"{memory}/coefficients": m_KT, f"{memory}/value_tokens": values[memory]}
-        for name, value in patterns(lm, tokens_NL, at_KT, values[memory][:, 0], seed).items():
+        first_K = values[memory][:, 0] if values[memory].size else None
+        for name, value in patterns(lm, read, at_KT, first_K, seed).items():
             arrays[name][number] = value
-        files[f"{memory}.html"] = keys_page(lm, f"Keys of {memory}", line, tokens_NL, at_KT, m_KT, values[memory])
+        files[f"{memory}.html"] = keys_page(lm, f"Keys of {memory}", line, _tokens(read), at_KT, m_KT, values[memory])
     known = [name for figure in CHANCE for name in (figure, f"{figure}_random") if not np.isnan(arrays[name]).all()]
     summary |= {name: (float(mean_of_known(arrays[name])), np.nan) for name in known}
-    tables = (*_figures_tables(arrays, known), *(_keys_table(lm, arrays, memory) for memory in names))
+    keys = (_keys_table(lm, arrays, _tokens(_read(rows, memory)), memory) for memory in names)
+    tables = (*_figures_tables(arrays, known), *keys)
     return Result("memories", line, lm.step, arrays, summary, _pictures(arrays), tables, files)
 
 
@@ -224,14 +250,14 @@ def _figures_tables(data: dict, known: list[str]) -> Iterator[Table]:
         yield Table(title, caption, ("memory", *(name.replace("_", " ") for name in names)), lines)
 
 
-def _keys_table(lm, data: dict, memory: str, keys: int = 12) -> Table:
+def _keys_table(lm, data: dict, tokens_NL, memory: str, keys: int = 12) -> Table:
     """The keys with the largest coefficients: their first triggers, and the value's most likely tokens."""
     order = np.argsort(-data[f"{memory}/coefficients"][:, 0], kind="stable")
     order = order[data[f"{memory}/triggers"][order, 0] >= 0][:keys]
     lines = []
     for key in order:
         chosen = data[f"{memory}/triggers"][key][:SHOWN]
-        triggers = [trigger(lm, data["tokens"], int(at), 0.0) for at in chosen if at >= 0]
+        triggers = [trigger(lm, tokens_NL, int(at), 0.0) for at in chosen if at >= 0]
         prefixes = " | ".join(f"{each.before[-40:]}>{each.token}<" for each in triggers)
         words = " ".join(f"'{text(lm, [token])}'" for token in data[f"{memory}/value_tokens"][key])
         lines.append((str(key), prefixes, words))

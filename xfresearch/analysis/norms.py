@@ -9,15 +9,18 @@ LayerNorm is x -> sqrt(D) P x / |P x| with P = I - 1 1^T / D, then a gain and a 
     hidden     share of the vectors of a row that no query can select, because they are in the convex hull of the others
                (selectable.py): of the inputs before and after the norm, and of the keys of each head
 
-Equal vectors of a row are one vector. In D dimensions, at most D + 1 vectors in general position hide none.
+In cross-attention the inputs are those of the decoder, and keys, and with them the directions of queries, are of the source.
+Padding does not count. Equal vectors of a row are one vector. In D dimensions, at most D + 1 vectors in general position
+hide none.
 """
 
 import numpy as np
 
-from xfresearch.analysis.passes import about, by_layer, measure, rows, wide
+from xfresearch.analysis.passes import about, by_layer, by_stack, depth_of, measure, wide
 from xfresearch.analysis.registry import analysis
-from xfresearch.analysis.result import HeatMap, Result, Table
+from xfresearch.analysis.result import HeatMap, Part, Result, Table, joined
 from xfresearch.analysis.selectable import selectable
+from xfresearch.analysis.sequences import Sequences, sequences
 from xfresearch.models import transformer
 from xfresearch.models.model_config import ModelConfig
 from xfresearch.models.sublayers import Sublayer
@@ -44,53 +47,72 @@ def applies(model: ModelConfig) -> str:
 
 
 @analysis(applies, "angles to the ones vector, and keys that no query can select")
-def norms(lm, data=None, count: int = ROWS, length: int = 0) -> Result:
-    """The figures above of every layer on `count` rows of `length` tokens of `data` (passes.rows).
+def norms(lm, data=None, count: int = ROWS, length: int = 0, source=None) -> Result:
+    """The figures above of every layer on `count` rows of `length` tokens of `data` (sequences.py).
 
     .data: {name: [N], hidden_keys: [N, G], angle_query: [N, H], name_rows: the same for each row}; NaN where a layer has no
-    such value. The intervals of .summary are over rows."""
-    tokens_NL = rows(lm, data, count, length)
-    mixers = lm.config.sublayers(has="attends")
-    values = measure(lm, tokens_NL, mixers, SITES, vectors, title="inputs and keys")
+    such value. Those of an encoder are encoder/name, those of cross-attention cross/name. The intervals of .summary are over
+    rows."""
+    rows = sequences(lm, data, count, length, source=source)
+    groups = by_stack(lm.config.sublayers(has="attends"))
+    if across := lm.config.sublayers("cross"):
+        groups["cross"] = across
+    part = joined({name: _of_group(lm, rows, mixers) for name, mixers in groups.items()})
+    return Result("norms", about(lm, rows, data), lm.step, *part)
+
+
+def _of_group(lm, rows: Sequences, mixers: list[Sublayer]) -> Part:
+    """The figures of the mixers of one stack."""
+    values = measure(lm, rows, mixers, SITES, vectors, title="inputs and keys")
     figures: dict[str, dict[str, np.ndarray]] = {}
     with stage("hidden vectors", len(mixers), "layers") as progress:
         for each in mixers:
             of_mixer = {name: value[each.path] for name, value in values.items() if each.path in value}
-            for name, value in _of_mixer(lm, each, of_mixer).items():
+            for name, value in _of_mixer(lm, rows, each, of_mixer).items():
                 figures.setdefault(name, {})[each.path] = value
             progress.update(1)
-    per_row = {name: by_layer(value, mixers, lm.config.depth).swapaxes(0, 1) for name, value in figures.items()}
+    depth = depth_of(lm.config, mixers)
+    per_row = {name: by_layer(value, mixers, depth).swapaxes(0, 1) for name, value in figures.items()}
     arrays = {name: mean_of_known(value, 0) for name, value in per_row.items()}
     summary = {TITLES[name]: mean_interval(mean_of_known(v.reshape(len(v), -1), 1)) for name, v in per_row.items()}
     arrays |= {f"{name}_rows": value for name, value in per_row.items()}
-    line = about(lm, tokens_NL, data)
-    return Result("norms", line, lm.step, arrays, summary, _pictures(arrays), (_table(arrays),))
+    return Part(arrays, summary, _pictures(arrays), (_table(arrays),))
 
 
 def vectors(values: dict) -> dict:
     """The inputs and keys of a layer with keys, in float32 or wider."""
-    return {site: wide(value) for site, value in values.items()} if "key" in values else {}
+    return {site: wide(values[site]) for site in SITES if site in values} if "key" in values else {}
 
 
-def _of_mixer(lm, mixer: Sublayer, values: dict) -> dict[str, np.ndarray]:
+def _of_mixer(lm, rows: Sequences, mixer: Sublayer, values: dict) -> dict[str, np.ndarray]:
     """{name: [rows] or [rows, heads]} of a layer from its vectors [rows, L, ...]."""
     values = {name: np.asarray(value, np.float64) for name, value in values.items()}
+    real_BL = np.array(rows.inputs.of(mixer.prefix).real_NL)
+    keys_BS = np.array(rows.of_source.real_NL) if mixer.role == "cross" else real_BL
+
+    def hidden(x_BLD, real_BL) -> np.ndarray:
+        """[B]: the share of the distinct vectors of each row that no query selects."""
+        return np.array([1 - selectable(x_LD[of]).selects_N.mean() for x_LD, of in zip(x_BLD, real_BL, strict=True)])
+
+    def mean(x_BL) -> np.ndarray:
+        return np.array([x_L[of].mean(0) for x_L, of in zip(x_BL, real_BL, strict=True)])
+
     before, after = values["before"], values["in"]
     figures = {
-        "angle_before": angle(before).mean(1),
-        "angle_after": angle(after).mean(1),
-        "projected": projected(before).mean(1),
-        "spread": spread(before),
-        "hidden_before": _hidden(before),
-        "hidden_after": _hidden(after),
-        "hidden_keys": np.stack([_hidden(values["key"][:, :, g]) for g in range(values["key"].shape[2])], 1),
+        "angle_before": mean(angle(before)),
+        "angle_after": mean(angle(after)),
+        "projected": mean(projected(before)),
+        "spread": np.array([spread(x_LD[of]) for x_LD, of in zip(before, real_BL, strict=True)]),
+        "hidden_before": hidden(before, real_BL),
+        "hidden_after": hidden(after, real_BL),
+        "hidden_keys": np.stack([hidden(values["key"][:, :, g], keys_BS) for g in range(values["key"].shape[2])], 1),
     }
-    bound = transformer.bind(lm.config, lm.params).sublayers(has="attends", layer=mixer.layer.number)
-    key_DGK = next((each.matrix("key") for each in bound if each.sublayer == mixer), None)
+    bound = next(each for each in transformer.bind(lm.config, lm.params).sublayers() if each.sublayer == mixer)
+    key_DGK = bound.matrix("key")
     query = values.get("unrotated_query", values["query"])
     if key_DGK is not None and key_DGK.shape[-1] == query.shape[-1]:
         key_DHK = np.repeat(np.asarray(key_DGK, np.float64), query.shape[2] // key_DGK.shape[1], 1)
-        figures["angle_query"] = angle(np.einsum("blhk,dhk->blhd", query, key_DHK)).mean(1)
+        figures["angle_query"] = mean(angle(np.einsum("blhk,dhk->blhd", query, key_DHK)))
     return figures
 
 
@@ -105,15 +127,10 @@ def projected(x) -> np.ndarray:
     return x.sum(-1) ** 2 / np.maximum(x.shape[-1] * (x**2).sum(-1), 1e-300)
 
 
-def spread(x_BLD) -> np.ndarray:
-    """[B]: standard deviation over mean of the norms |P x| of the L vectors of a row."""
-    norms_BL = np.linalg.norm(x_BLD - x_BLD.mean(-1, keepdims=True), axis=-1)
-    return norms_BL.std(1) / np.maximum(norms_BL.mean(1), 1e-300)
-
-
-def _hidden(x_BLD) -> np.ndarray:
-    """[B]: the share of the distinct vectors of each row that no query selects."""
-    return np.array([1 - selectable(x_LD).selects_N.mean() for x_LD in x_BLD])
+def spread(x_LD) -> float:
+    """Standard deviation over mean of the norms |P x| of the L vectors of a row."""
+    norms_L = np.linalg.norm(x_LD - x_LD.mean(-1, keepdims=True), axis=-1)
+    return float(norms_L.std() / max(norms_L.mean(), 1e-300))
 
 
 def _pictures(data: dict) -> tuple[HeatMap, ...]:

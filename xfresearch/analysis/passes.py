@@ -1,50 +1,30 @@
-"""Rows of tokens, compiled passes over them, and names of layers, for all analyses."""
+"""Compiled passes over rows of tokens, and figures by layer, for all analyses."""
 
-from collections.abc import Callable, Iterator, Sequence
-from functools import cache, partial
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import jax
 import numpy as np
 
-from xfresearch.data.labelled import LabelledSplit
-from xfresearch.data.labels import has_labels
+from xfresearch.analysis.sequences import Sequences, batches, passed
 from xfresearch.kernels.dtypes import wide_dtype
 from xfresearch.loading.language_model import LanguageModel
-from xfresearch.models.inputs import as_tokens, forward, tap_shapes
+from xfresearch.models.context import Source
+from xfresearch.models.inputs import tap_shapes
 from xfresearch.models.model_config import ModelConfig, check_length
 from xfresearch.models.sublayers import Sublayer
-from xfresearch.models.taps import Request, request
-from xfresearch.runtime.errors import UserError
+from xfresearch.models.taps import ENCODER, Request, outside_of_blocks, request
+from xfresearch.models.words import model_line
 from xfresearch.runtime.progress import stage
 
-ROWS = 32  # by default
 BATCH = 8
 
 
-def rows(lm: LanguageModel, data: Any = None, count: int = ROWS, length: int = 0, split: str = "") -> np.ndarray:
-    """Token ids [N, L]: `count` rows of a corpus (its name; None for that of the model's run), or the given token ids
-    [N, L] (those of a text are lm.tokens(text)). The default split is that of the held-out text. Raises UserError if there
-    are none, and for rows of a single token, which predicts nothing."""
-    if data is None or isinstance(data, str):
-        tokens_NL = _of_corpus(lm, data or lm.run.data.corpus[0], count, length or lm.run.sequence_length, split)
-    else:
-        tokens_NL = np.asarray(as_tokens(lm.config, lm.tokenizer, data))
-    if tokens_NL.shape[1] < 2:
-        raise UserError(f"rows of {tokens_NL.shape[1]} token are not allowed: they must have at least 2 tokens")
-    return tokens_NL
-
-
-def _of_corpus(lm: LanguageModel, corpus: str, count: int, length: int, split: str) -> np.ndarray:
-    if has_labels(corpus):
-        check_length(lm.config, length)
-        sequences = LabelledSplit(corpus, split or lm.run.evaluation.split, length)
-        tokens_NL: np.ndarray = sequences.examples(range(min(count, len(sequences)))).tokens
-        return tokens_NL
-    taken = list(lm.batches(corpus, split, batch_size=count, length=length, limit=count))
-    if not taken or not len(taken[0]):
-        raise UserError(f"data={corpus!r} has no row of {length} tokens: give a smaller length")
-    return taken[0]
+def again(lm: LanguageModel, count: int, seed: int = 0) -> Sequences:
+    """Rows of `repeated` tokens, and for an encoder rows of others."""
+    tokens_BL = repeated(lm, count, seed=seed)
+    return Sequences(tokens_BL, source=Source(repeated(lm, count, seed=seed + 1)) if lm.config.encoder else None)
 
 
 def repeated(lm: LanguageModel, count: int, rows: int = BATCH, seed: int = 0) -> np.ndarray:
@@ -59,44 +39,54 @@ def repeated(lm: LanguageModel, count: int, rows: int = BATCH, seed: int = 0) ->
 
 def measure(
     lm: LanguageModel,
-    tokens_NL: np.ndarray,
+    rows: Sequences,
     sublayers: list[Sublayer],
     values: Sequence[str],
     summary: Callable[[dict[str, Any]], dict[str, Any]],
     batch: int = BATCH,
     title: str = "",
 ) -> dict[str, dict[str, np.ndarray]]:
-    """{name: {path of a sublayer: [N, ...]}}: the summary of each of the `sublayers`, for every row.
+    """{name: {path of a sublayer: [N, ...]}}: the summary of each of the `sublayers`, which are of one stack, for every row.
 
-    `summary` is a pure function of those of the `values`, such as 'weights', that a sublayer has, {value: [B, ...]}; it
-    returns {name: [B, ...]}, and {} for a sublayer without the values that it needs. Only one layer of one batch is in
-    memory. Calls with the same function object share a compiled program."""
+    `summary` is a pure function of those of the `values`, such as 'weights', that a sublayer has, {value: [B, ...]}, and of
+    the rows (`rows_of`); it returns {name: [B, ...]}, and {} for a sublayer without the values that it needs. Only one layer
+    of one batch is in memory. Calls with the same function object share a compiled program."""
     taps = tap_shapes(lm.config)
     names = frozenset(tap for each in sublayers for value in values if (tap := f"{each.path}.{value}") in taps)
     parts: dict[str, dict[str, list[Any]]] = {}
-    with stage(title or "measuring", len(tokens_NL), "rows") as progress:
-        for tokens_BL in batches(tokens_NL, batch):
-            captures = _measure(lm.config, names, of_sublayers(summary), lm.params, tokens_BL)
+    with stage(title or "measuring", len(rows), "rows") as progress:
+        for some, real in batches(rows, batch) if names else ():
+            captures = _measure(lm.config, names, summary, sublayers[0].prefix, lm.params, some)
             for each in sublayers:
-                for name, value in captures.get(each.layer.stack, {}).get(each.name, {}).items():
-                    parts.setdefault(name, {}).setdefault(each.path, []).append(np.asarray(value[each.layer.index]))
-            progress.update(len(tokens_BL))
+                for name, value in captures.get(each.stack, {}).get(each.name, {}).items():
+                    parts.setdefault(name, {}).setdefault(each.path, []).append(np.asarray(value[each.layer.index])[:real])
+            progress.update(real)
     return {
-        name: {path: np.concatenate(of_batches)[: len(tokens_NL)] for path, of_batches in by_path.items()}
-        for name, by_path in parts.items()
+        name: {path: np.concatenate(of_batches) for path, of_batches in by_path.items()} for name, by_path in parts.items()
     }
 
 
-@cache
-def of_sublayers(summary: Callable[[dict[str, Any]], dict[str, Any]]) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    """A function of a layer's values: {'attention.weights': value} becomes {'attention': summary({'weights': value})}. It is
-    one object for each summary, so that calls share a compiled program."""
+def rows_of(rows: Sequences, prefix: str) -> dict[str, Any]:
+    """What a summary gets beside the values: `real` [B, L], which tokens of its stack are no padding; and in a decoder the
+    `tokens` that it reads, the `next` ones, and those of the source."""
+    own = rows.inputs.of(prefix)
+    if rows.source is None or prefix:
+        return {"real": own.real_NL}
+    beside = {"real": own.real_NL, "tokens": own.tokens_NL, "next": rows.next_NL}
+    return beside | {"source_tokens": rows.of_source.tokens_NL, "source_real": rows.of_source.real_NL}
+
+
+def of_sublayers(
+    summary: Callable[[dict[str, Any]], dict[str, Any]], beside: Mapping[str, Any]
+) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """A function of a layer's values: {'attention.weights': value} becomes
+    {'attention': summary({'weights': value} | beside)}."""
 
     def of_layer(values: dict[str, Any]) -> dict[str, Any]:
         figures: dict[str, dict[str, Any]] = {}
         for site, value in values.items():
             name, _, rest = site.partition(".")
-            figures.setdefault(name, {})[rest] = value
+            figures.setdefault(name, dict(beside))[rest] = value
         return {name: summary(of_sublayer) for name, of_sublayer in figures.items()}
 
     return of_layer
@@ -107,24 +97,35 @@ def wide(x: jax.Array) -> jax.Array:
     return x.astype(wide_dtype(x))
 
 
-@partial(jax.jit, static_argnums=(0, 1, 2))
+@partial(jax.jit, static_argnums=(0, 1, 2, 3))
 def _measure(
     model: ModelConfig,
     names: frozenset[str],
     summary: Callable[..., Any],
+    prefix: str,
     params: dict[str, Any],
-    tokens_BL: jax.Array,
+    rows: Sequences,
 ) -> dict[str, Any]:
-    taps = Request(request(model, names).record, summary=summary)
-    return {stack: values for stack, values in forward(model, params, tokens_BL, taps)[1].captures.items() if stack}
+    taps = Request(request(model, names).record, summary=of_sublayers(summary, rows_of(rows, prefix)))
+    return inside_blocks(passed(model, params, rows.inputs, taps)[1].captures)
 
 
-def batches(tokens_NL: np.ndarray, batch: int) -> Iterator[np.ndarray]:
-    """The rows in batches of one size; the last one repeats its last row."""
-    batch = min(batch, len(tokens_NL))
-    for first in range(0, len(tokens_NL), batch):
-        part = tokens_NL[first : first + batch]
-        yield np.concatenate([part, np.repeat(part[-1:], batch - len(part), 0)])
+def inside_blocks(captures: dict[str, Any]) -> dict[str, Any]:
+    """The captures of the stacks, without those outside of the blocks."""
+    return {stack: values for stack, values in captures.items() if not outside_of_blocks(stack)}
+
+
+def by_stack(sublayers: list[Sublayer]) -> dict[str, list[Sublayer]]:
+    """{'': those of the decoder, 'encoder': those of the encoder} of some sublayers; without stacks that have none."""
+    of_stacks: dict[str, list[Sublayer]] = {"": [], ENCODER: []}
+    for each in sublayers:
+        of_stacks[each.prefix.rstrip(".")].append(each)
+    return {name: of for name, of in of_stacks.items() if of}
+
+
+def depth_of(model: ModelConfig, sublayers: list[Sublayer]) -> int:
+    """The depth of the stack of these sublayers."""
+    return model.encoder.depth if model.encoder and sublayers[0].prefix else model.depth
 
 
 def by_layer(values: dict[str, np.ndarray], sublayers: list[Sublayer], depth: int) -> np.ndarray:
@@ -144,12 +145,11 @@ def several(sublayers: list[Sublayer]) -> bool:
     return len({each.layer for each in sublayers}) < len(sublayers)
 
 
-def about(lm: LanguageModel, tokens_NL: np.ndarray, data: object) -> str:
+def about(lm: LanguageModel, rows: Sequences, data: object) -> str:
     """A line on a model and its data."""
-    from xfresearch.models.words import model_line
-
-    count, length = tokens_NL.shape
+    count, length = rows.tokens_NL.shape
     given = data is not None and not isinstance(data, str)
-    source = f"{length} given tokens" if given else f"{length} tokens of {data or 'the held-out text'}"
+    of = f"{length} given tokens" if given else f"{length} tokens of {data or 'the held-out text'}"
+    of += f" with sources of {rows.of_source.tokens_NL.shape[1]}" if rows.source else ""
     rows_of = "1 row" if count == 1 else f"{count} rows"
-    return f"{model_line(lm.config, length)}; step {lm.step}; {rows_of} of {source}"
+    return f"{model_line(lm.config, length)}; step {lm.step}; {rows_of} of {of}"

@@ -9,6 +9,10 @@ the clean one.
     path         the corrupted pass in which what one sublayer writes reaches one receiver as in the clean pass, directly:
                  all sublayers between write what they write in the corrupted pass (Wang et al. 2022)
 
+With an encoder the prompts are two sources, of equally many tokens, and the beginnings of two targets. Sites of the encoder
+begin with `encoder.`, and are patched at a token of the source. Paths are those of the decoder's stream: what the encoder
+writes reaches it through cross-attention alone, which is a sublayer of the decoder.
+
 The layers and tokens of a site are one batch of one compiled program, which serves all prompts of a length and all answers.
 """
 
@@ -22,15 +26,19 @@ import numpy as np
 from xfresearch.analysis.passes import about
 from xfresearch.analysis.registry import analysis
 from xfresearch.analysis.result import HeatMap, Result, Table
+from xfresearch.analysis.sequences import Sequences, passed
+from xfresearch.analysis.tap_vectors import stack_of
 from xfresearch.analysis.token_text import shown
 from xfresearch.models import layers
-from xfresearch.models.inputs import forward, matching, tap_shapes
+from xfresearch.models.inputs import matching, tap_shapes
 from xfresearch.models.model_config import ModelConfig
-from xfresearch.models.taps import Patch, Request, Stacked
+from xfresearch.models.sources import source_of, target_ids
+from xfresearch.models.taps import ENCODER, Patch, Request, Stacked, address
 from xfresearch.runtime.errors import UserError
 from xfresearch.runtime.progress import stage
 
 TOGETHER = 16  # patched passes at a time
+ENCODER_TAPS = f"{ENCODER}."
 
 
 def applies(model: ModelConfig) -> str:
@@ -39,20 +47,22 @@ def applies(model: ModelConfig) -> str:
 
 
 @analysis(applies, "which values carry the difference between two prompts", prompts=True)
-def patching(lm, clean, corrupted, answers=None, sites: tuple[str, ...] = (), receiver: str = "final") -> Result:
+def patching(
+    lm, clean=None, corrupted=None, answers=None, sites: tuple[str, ...] = (), receiver: str = "final", source=None
+) -> Result:
     """The effects of patching values of the clean prompt into the corrupted one.
 
-    clean, corrupted: texts, or token ids [1, L], of equally many tokens. answers: ids of the clean and of the corrupted
-    answer, or texts of one token; by default the tokens whose logits rise and fall most from the corrupted to the clean
-    prompt. sites: such as 'attention.out'; by default the residual stream after each block and what each sublayer writes.
-    receiver: of the direct paths, a sublayer such as 'blocks.3.attention', or 'final', which the head reads.
-    .data: {site: [N, L], attribution/site: [N, L]}, NaN for layers without the site; paths [N, sublayers] to the receiver,
-    NaN for sublayers that are not before it; clean, corrupted: the metric; correlation/site of exact effects and
-    attribution. Raises UserError if the prompts or the answers are equal, or for a receiver that the model does not have."""
-    tokens = [np.asarray(lm.tokens(prompt)) for prompt in (clean, corrupted)]
-    if tokens[0].shape != tokens[1].shape or len(tokens[0]) != 1:
-        shapes = " and ".join(str(each.shape) for each in tokens)
-        raise UserError(f"prompts of {shapes} tokens are not allowed: both must be one row of equally many tokens")
+    clean, corrupted: texts, or token ids [1, L], of equally many tokens; with an encoder the beginnings of the targets, ''
+    by default, and source: two sources, the clean one first, of equally many tokens too. answers: ids of the clean and of
+    the corrupted answer, or texts of one token; by default the tokens whose logits rise and fall most from the corrupted to
+    the clean prompt. sites: such as 'attention.out' or 'encoder.attention.out'; by default the residual stream after each
+    block and what each sublayer writes. receiver: of the direct paths, a sublayer such as 'blocks.3.attention', or 'final',
+    which the head reads. .data: {site: [N, L], attribution/site: [N, L]}, with the layers and tokens of the encoder for its
+    sites, NaN for layers without the site; paths [N, sublayers] to the receiver, NaN for sublayers that are not before it;
+    clean, corrupted: the metric; correlation/site of exact effects and attribution. Raises UserError if the prompts or the
+    answers are equal, or
+    for a receiver that the model does not have."""
+    tokens = two_prompts(lm, clean, corrupted, source)
     answers = two_answers(lm, tokens, answers)
     _require_tokens(lm.config, sites)
     sites = sites or default_sites(lm.config)
@@ -75,16 +85,42 @@ def patching(lm, clean, corrupted, answers=None, sites: tuple[str, ...] = (), re
     summary = {name: (value, np.nan) for name, value in data.items() if isinstance(value, float)}
     data["paths"] = direct
     line = about(lm, tokens[1], tokens[1])
-    texts = [shown(lm.tokenizer, [token]) for token in tokens[1][0]]
-    pictures = (*_pictures(data, sites, texts), _paths_picture(lm.config, direct, receiver))
-    return Result("patching", line, lm.step, data, summary, pictures, (_table(data, sites, texts),))
+    texts = {site: [shown(lm.tokenizer, [each]) for each in stack_of(tokens[1], site).tokens_NL[0]] for site in sites}
+    pictures = (*_pictures(data, texts), _paths_picture(lm.config, direct, receiver))
+    return Result("patching", line, lm.step, data, summary, pictures, (_table(data, texts),))
 
 
-def two_answers(lm, tokens: list[np.ndarray], answers) -> tuple[int, int]:
+def two_prompts(lm, clean, corrupted, source) -> list[Sequences]:
+    """The clean and the corrupted prompt, each a row, with its source. Raises UserError for different numbers of tokens."""
+    if lm.config.encoder is None:
+        source_of(lm.config, lm.tokenizer, source, 0)  # its error
+        if clean is None or corrupted is None:
+            raise UserError("clean and corrupted are missing: patching needs two prompts")
+        rows = [Sequences(np.asarray(lm.tokens(prompt))) for prompt in (clean, corrupted)]
+    else:
+        if source is None or len(source) != 2:
+            raise UserError("source is missing: it must be two sources, the clean and the corrupted one")
+        rows = [_with_source(lm, *both) for both in zip((clean, corrupted), source, strict=True)]
+    for each in zip(*(jax.tree.leaves(row) for row in rows), strict=True):
+        if each[0].shape != each[1].shape or len(each[0]) != 1:
+            shapes = " and ".join(str(tokens.shape) for tokens in each)
+            raise UserError(f"prompts of {shapes} tokens are not allowed: both must be one row of equally many tokens")
+    return rows
+
+
+def _with_source(lm, prompt, source) -> Sequences:
+    """A row of the beginning of a target, '' or None for the start alone, and its source."""
+    prompt = "" if prompt is None else prompt
+    ids = [target_ids(lm.config, lm.tokenizer, prompt)] if isinstance(prompt, str) else lm.tokens(prompt)
+    read = source_of(lm.config, lm.tokenizer, source if isinstance(source, str) else np.atleast_2d(source), 1)
+    return jax.tree.map(np.asarray, Sequences(np.asarray(ids, np.int32), source=read))
+
+
+def two_answers(lm, tokens: list[Sequences], answers) -> tuple[int, int]:
     """The ids of the two answers. Raises UserError for a text of several tokens, for equal answers, or for prompts with
     equal logits."""
     if answers is None:
-        clean_V, corrupted_V = (np.asarray(lm(each))[0, -1] for each in tokens)
+        clean_V, corrupted_V = (np.asarray(lm(**each.arguments()))[0, -1] for each in tokens)
         if (clean_V == corrupted_V).all():
             raise UserError("both prompts have the same logits: patching has nothing to explain")
         return int((clean_V - corrupted_V).argmax()), int((clean_V - corrupted_V).argmin())
@@ -105,65 +141,79 @@ def two_answers(lm, tokens: list[np.ndarray], answers) -> tuple[int, int]:
 
 def _require_tokens(model: ModelConfig, sites: tuple[str, ...]) -> None:
     """Raises UserError for a site whose values have no axis of tokens behind that of rows, as those of all heads."""
-    shapes = [tap_shapes(model, 1, length) for length in (2, 3)] if sites else []
+    shapes = [tap_shapes(model, 1, length, length) for length in (2, 3)] if sites else []
     for name in shapes[0] if sites else ():
-        site = name.split(".", 2)[-1]
+        prefix = ENCODER_TAPS if name.startswith(ENCODER_TAPS) else ""
+        site = prefix + name.removeprefix(prefix).split(".", 2)[-1]
         if site in sites and [each[name].shape[1:2] for each in shapes] != [(2,), (3,)]:
             raise UserError(f"sites={site!r} is not allowed: it must have a value of each token")
 
 
 def default_sites(model: ModelConfig) -> tuple[str, ...]:
-    """The residual stream after each block, and what each sublayer writes."""
-    sites = []
+    """The residual stream after each block, and what each sublayer writes; those of an encoder first."""
+    encoder = getattr(model, ENCODER, None)
+    sites = [f"{ENCODER_TAPS}{site}" for site in default_sites(encoder)] if encoder else []
     for number in {layer.block: layer.number for layer in layers.layers(model)}.values():  # a layer of each block
         names = [each.name for each in model.sublayers(layer=number)]
         sites += [f"{names[-1]}.residual", *(f"{name}.out" for name in names)]
     return tuple(dict.fromkeys(sites))
 
 
-def effects(lm, clean_BL, corrupted_BL, site: str, answers) -> np.ndarray:
+def effects(lm, clean: Sequences, corrupted: Sequences, site: str, answers) -> np.ndarray:
     """[N, L]: the metric of the corrupted pass with the value of each layer and token from the clean one."""
-    length = clean_BL.shape[1]
-    effect_NL = np.full((lm.config.depth, length), np.nan)
+    effect_NL = _unknown(lm.config, clean, site)
+    length = effect_NL.shape[1]
     for stack, numbers in stacks_of(lm.config, site).items():
         cases = [(r, position) for r in range(len(numbers)) for position in range(length)]
         pad = -len(cases) % TOGETHER
         layer_C, position_C = np.array([*cases, *cases[:1] * pad]).T
-        arguments = (lm.config, stack, site, lm.params, clean_BL, corrupted_BL, np.array(answers), layer_C, position_C)
+        own = site.removeprefix(ENCODER_TAPS)
+        arguments = (lm.config, stack, own, length, lm.params, clean, corrupted, np.array(answers), layer_C, position_C)
         metrics_C = np.asarray(_patched(*arguments), np.float64)[: len(cases)]
         effect_NL[numbers] = metrics_C.reshape(len(numbers), length)
     return effect_NL
 
 
-def attribution(lm, clean_BL, corrupted_BL, site: str, answers) -> np.ndarray:
+def attribution(lm, clean: Sequences, corrupted: Sequences, site: str, answers) -> np.ndarray:
     """[N, L]: the linear approximation of the change of the metric by each value of the clean pass."""
-    effect_NL = np.full((lm.config.depth, clean_BL.shape[1]), np.nan)
+    effect_NL = _unknown(lm.config, clean, site)
     for stack, numbers in stacks_of(lm.config, site).items():
-        arguments = (lm.config, stack, site, lm.params, clean_BL, corrupted_BL, np.array(answers))
+        arguments = (lm.config, stack, site.removeprefix(ENCODER_TAPS), lm.params, clean, corrupted, np.array(answers))
         effect_NL[numbers] = np.asarray(_linear(*arguments), np.float64)
     return effect_NL
 
 
-def paths(lm, clean_BL, corrupted_BL, receiver: str, answers) -> np.ndarray:
+def _unknown(model: ModelConfig, rows: Sequences, site: str) -> np.ndarray:
+    """NaN for each layer and token of the stack of a site."""
+    depth = model.encoder.depth if model.encoder and site.startswith(ENCODER_TAPS) else model.depth
+    return np.full((depth, stack_of(rows, site).tokens_NL.shape[1]), np.nan)
+
+
+def paths(lm, clean: Sequences, corrupted: Sequences, receiver: str, answers) -> np.ndarray:
     """[N, sublayers]: the metric if what each earlier sublayer writes reaches `receiver`, a sublayer such as
     'blocks.3.attention' or 'final', directly as in the clean pass; NaN for later ones. The order of sublayers is that of the
     block. A later sublayer that reads the receiver's input, as in a parallel block, reads that of the corrupted pass."""
-    taps = list(tap_shapes(lm.config))
-    senders = [name.removesuffix(".out") for name in taps if name.endswith(".out")]
+    own = [name for name in tap_shapes(lm.config) if not name.startswith(ENCODER_TAPS)]
+    senders = [name.removesuffix(".out") for name in own if name.endswith(".out")]
     if receiver not in (*senders, "final"):
-        raise UserError(f"receiver={receiver!r} is not allowed: it must be final or a sublayer, such as blocks.0.attention")
+        of = "a sublayer of the decoder" if lm.config.encoder else "a sublayer"
+        raise UserError(f"receiver={receiver!r} is not allowed: it must be final or {of}, such as blocks.0.attention")
     senders = senders[: senders.index(receiver)] if receiver != "final" else senders
     names = [f"{name}.out" for name in senders]
-    clean, corrupted = ({}, {}) if not names else (lm.capture(each, names) for each in (clean_BL, corrupted_BL))
+
+    def values(rows: Sequences, names, replace=None) -> dict:
+        return lm.capture(names=names, replace=replace, **rows.arguments()) if names else {}
+
+    of_clean, of_corrupted = values(clean, names), values(corrupted, names)
     beside = readers_beside(lm.config, receiver)
-    kept = lm.capture(corrupted_BL, beside) if names and beside else {}
+    kept = values(corrupted, beside) if names else {}
     columns = _columns(lm.config)
     difference_NC = np.full((lm.config.depth, max(columns.values()) + 1), np.nan)
     with stage(f"paths to {receiver}", len(names), "sublayers") as progress:
         for name in names:
-            fixed = corrupted | {name: clean[name]}
-            read = lm.capture(corrupted_BL, "final" if receiver == "final" else f"{receiver}.in", replace=fixed)
-            logits_BLV = np.asarray(lm(corrupted_BL, replace=read | kept), np.float64)
+            fixed = of_corrupted | {name: of_clean[name]}
+            read = values(corrupted, "final" if receiver == "final" else f"{receiver}.in", replace=fixed)
+            logits_BLV = np.asarray(lm(replace=read | kept, **corrupted.arguments()), np.float64)
             path, logits_V = name.removesuffix(".out"), logits_BLV[0, -1]
             difference_NC[int(path.split(".")[1]), columns[path]] = logits_V[answers[0]] - logits_V[answers[1]]
             progress.update(1)
@@ -171,8 +221,8 @@ def paths(lm, clean_BL, corrupted_BL, receiver: str, answers) -> np.ndarray:
 
 
 def _columns(model: ModelConfig) -> dict[str, int]:
-    """{path of a sublayer: its number in the block}."""
-    of_layers = groupby(model.sublayers(), lambda each: each.layer)
+    """{path of a sublayer: its number in the block}, in the stack that the head reads."""
+    of_layers = groupby((each for each in model.sublayers() if not each.prefix), lambda each: each.layer)
     return {each.path: column for _, sublayers in of_layers for column, each in enumerate(sublayers)}
 
 
@@ -187,61 +237,61 @@ def readers_beside(model: ModelConfig, receiver: str) -> list[str]:
 
 def stacks_of(model: ModelConfig, site: str) -> dict[str, list[int]]:
     """{stack: numbers of its layers} of the stacks that have a site. Raises UserError if none has it."""
-    numbers = [int(tap.split(".")[1]) for tap, _ in matching(model, [f"blocks.*.{site}"]).values()]
+    prefix = ENCODER_TAPS if site.startswith(ENCODER_TAPS) else ""
+    taps = [tap for tap, _ in matching(model, [f"{prefix}blocks.*.{site.removeprefix(prefix)}"]).values()]
     by_stack: dict[str, list[int]] = {}
-    for layer in layers.layers(model):
-        if layer.number in numbers:
-            by_stack.setdefault(layer.stack, []).append(layer.number)
+    for number, stack in sorted((int(tap.removeprefix(prefix).split(".")[1]), address(model, tap)[0]) for tap in taps):
+        by_stack.setdefault(stack, []).append(number)
     return by_stack
 
 
 @partial(jax.jit, static_argnums=0)
-def _metric(model: ModelConfig, params: dict, tokens_BL, answers, taps: Request):
+def _metric(model: ModelConfig, params: dict, rows: Sequences, answers, taps: Request):
     """[B]: the logit of the first answer minus that of the second one, at the last token."""
-    lm, out = forward(model, params, tokens_BL, taps)
+    lm, out = passed(model, params, rows, taps)
     logits_BV = lm.logits(out.hidden_BLD[:, -1:])[:, 0]
     return logits_BV[:, answers[0]] - logits_BV[:, answers[1]]
 
 
-def _values(model: ModelConfig, stack: str, site: str, params: dict, tokens_BL):
+def _values(model: ModelConfig, stack: str, site: str, params: dict, rows: Sequences):
     """[R, B, L, ...]: the values of a site in the layers of a stack."""
-    return forward(model, params, tokens_BL, Request(frozenset({(stack, site)})))[1].captures[stack][site]
+    return passed(model, params, rows, Request(frozenset({(stack, site)})))[1].captures[stack][site]
 
 
-@partial(jax.jit, static_argnums=(0, 1, 2))
-def _patched(model, stack: str, site: str, params, clean_BL, corrupted_BL, answers, layer_C, position_C):
-    """[C]: the metric of each case: the value of a layer of the stack, at a position, from the clean pass."""
-    value_RBL = _values(model, stack, site, params, clean_BL)
+@partial(jax.jit, static_argnums=(0, 1, 2, 3))
+def _patched(model, stack: str, site: str, length: int, params, clean, corrupted, answers, layer_C, position_C):
+    """[C]: the metric of each case: the value of a layer of the stack, at a position, from the clean pass. length: of the
+    sequence that the stack reads."""
+    value_RBL = _values(model, stack, site, params, clean)
     number_R = jnp.arange(len(value_RBL))
-    length = clean_BL.shape[1]
 
     def case(chosen):
         layer, position = chosen
         where_RBL = jnp.broadcast_to(jnp.arange(length) == position, (len(number_R), 1, length))
         slots_R = jnp.where(number_R == layer, number_R, -1)
         patch = Stacked(Patch(arguments=(value_RBL,), where=where_RBL), slots_R)
-        return _metric(model, params, corrupted_BL, answers, Request(patches={stack: {site: (patch,)}}))[0]
+        return _metric(model, params, corrupted, answers, Request(patches={stack: {site: (patch,)}}))[0]
 
     return jax.lax.map(case, (layer_C, position_C), batch_size=TOGETHER)
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2))
-def _linear(model, stack: str, site: str, params, clean_BL, corrupted_BL, answers):
+def _linear(model, stack: str, site: str, params, clean, corrupted, answers):
     """[R, L]: gradient of the metric for the values of the stack's layers, times their difference."""
-    clean_RBL, value_RBL = (_values(model, stack, site, params, each) for each in (clean_BL, corrupted_BL))
+    clean_RBL, value_RBL = (_values(model, stack, site, params, each) for each in (clean, corrupted))
 
     def metric(shift_RBL):
         patch = Stacked(Patch(jnp.add, (shift_RBL,)), jnp.arange(len(shift_RBL)))
-        return _metric(model, params, corrupted_BL, answers, Request(patches={stack: {site: (patch,)}}))[0]
+        return _metric(model, params, corrupted, answers, Request(patches={stack: {site: (patch,)}}))[0]
 
     slopes_RBL = jax.grad(metric)(jnp.zeros_like(value_RBL))
     products = slopes_RBL * (clean_RBL - value_RBL)
     return products.sum([axis for axis in range(products.ndim) if axis not in (0, 2)])
 
 
-def _pictures(data: dict, sites: tuple[str, ...], texts: list[str]) -> tuple[HeatMap, ...]:
+def _pictures(data: dict, texts: dict[str, list[str]]) -> tuple[HeatMap, ...]:
     caption = "effect of patching at a token of the corrupted prompt: 1 restores the clean prompt's metric"
-    return tuple(HeatMap(site, caption, data[site], "layer", "token", -1.0, 1.0, tuple(texts)) for site in sites)
+    return tuple(HeatMap(site, caption, data[site], "layer", "token", -1.0, 1.0, tuple(of)) for site, of in texts.items())
 
 
 def _paths_picture(model: ModelConfig, paths, receiver: str) -> HeatMap:
@@ -251,13 +301,13 @@ def _paths_picture(model: ModelConfig, paths, receiver: str) -> HeatMap:
     return HeatMap(f"Direct paths to {receiver}", caption, paths, "layer", "sublayer", -1.0, 1.0, columns)
 
 
-def _table(data: dict, sites: tuple[str, ...], texts: list[str]) -> Table:
+def _table(data: dict, texts: dict[str, list[str]]) -> Table:
     """The strongest effects of each site."""
     lines = []
-    for site in sites:
+    for site, of in texts.items():
         best = np.argsort(-np.abs(np.nan_to_num(data[site])).ravel())[:3]
-        strongest = [divmod(int(at), len(texts)) for at in best]
-        cells = [f"{layer}, {at} '{texts[at]}': {data[site][layer, at]:.3f}" for layer, at in strongest]
+        strongest = [divmod(int(at), len(of)) for at in best]
+        cells = [f"{layer}, {at} '{of[at]}': {data[site][layer, at]:.3f}" for layer, at in strongest]
         lines.append((site, *cells, round(data[f"correlation/{site}"], 4)))
     titles = ("site", "1", "2", "3", "correlation with attribution patching")
     return Table("Strongest effects", "layer, token of the corrupted prompt: effect", titles, lines)

@@ -13,6 +13,7 @@ import re
 
 import numpy as np
 
+from xfresearch.analysis.sequences import Sequences
 from xfresearch.analysis.token_text import plain
 
 REPEATED = 3  # triggers of a key make a pattern, as in the paper
@@ -21,12 +22,13 @@ REACH = 12  # tokens in which the last word is looked for
 ORDERS = 20
 
 
-def patterns(lm, tokens_NL, at_KT, value_token_K, seed: int = 0) -> dict[str, float]:
-    """The shares above, and {name_random: by chance}; NaN if there are no triggers. at_KT: numbers of tokens, row * L +
-    position; -1 for none."""
+def patterns(lm, rows: Sequences, at_KT, value_token_K, seed: int = 0) -> dict[str, float]:
+    """The shares above, and {name_random: by chance}; NaN if there are no triggers. at_KT: numbers of tokens that the model
+    reads, row * L + position; -1 for none. value_token_K: None for values that predict no token, which have no agreement."""
+    tokens_NL, real_T = np.asarray(rows.inputs.tokens_NL), np.flatnonzero(rows.inputs.real_NL)
     rng = np.random.default_rng(seed)
     real_KT = at_KT >= 0
-    random_KT = np.where(real_KT, rng.integers(tokens_NL.size, size=at_KT.shape), -1)
+    random_KT = np.where(real_KT, real_T[rng.integers(len(real_T), size=at_KT.shape)], -1)
     some_K = np.sort(rng.permutation(np.flatnonzero(real_KT.any(1)))[:WORDS])
     figures = {}
     for name, chosen_KT in (("", at_KT), ("_random", random_KT)):
@@ -35,7 +37,7 @@ def patterns(lm, tokens_NL, at_KT, value_token_K, seed: int = 0) -> dict[str, fl
         figures[f"shared_2{name}"] = _shared(two_KT, real_KT)
         if lm.tokenizer:
             figures[f"shared_word{name}"] = _shared(words(lm, tokens_NL, chosen_KT[some_K]), real_KT[some_K])
-    return figures | agreement(tokens_NL, at_KT[:, 0], value_token_K, rng)
+    return figures if value_token_K is None else figures | agreement(rows, at_KT[:, 0], value_token_K, rng)
 
 
 def ends(tokens_NL, at_KT) -> tuple[np.ndarray, np.ndarray]:
@@ -71,12 +73,11 @@ def occurrences(x_KT) -> np.ndarray:
     return np.stack([(x_T[:, None] == x_T).sum(1) for x_T in x_KT])
 
 
-def agreement(tokens_NL, first_K, value_token_K, rng) -> dict[str, float]:
+def agreement(rows: Sequences, first_K, value_token_K, rng) -> dict[str, float]:
     """The share of keys whose value's most likely token follows their first trigger; {} if no trigger has a next token."""
-    length = tokens_NL.shape[1]
-    has_next_K = (first_K >= 0) & (first_K % length < length - 1)
+    has_next_K = (first_K >= 0) & np.asarray(rows.has_next_NL).reshape(-1)[first_K]
     if not has_next_K.any():
         return {}
-    own, next_token = value_token_K[has_next_K], tokens_NL.reshape(-1)[first_K[has_next_K] + 1]
+    own, next_token = value_token_K[has_next_K], np.asarray(rows.next_NL).reshape(-1)[first_K[has_next_K]]
     by_chance = np.mean([(rng.permutation(own) == next_token).mean() for _ in range(ORDERS)])
     return {"agreement": float((own == next_token).mean()), "agreement_random": float(by_chance)}

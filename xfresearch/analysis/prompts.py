@@ -1,19 +1,27 @@
-"""The tokens of prompts about a subject: which of them are the subject's, and those of the object that completes it."""
+"""The tokens of prompts about a subject: which of them are the subject's, and those of the object that completes it.
+
+The source of a model with an encoder is the prompt, and its target begins with the object: the decoder reads the start id.
+"""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 
+from xfresearch.analysis.sequences import Sequences
 from xfresearch.data.records import Record
+from xfresearch.models.context import Source
 from xfresearch.models.inputs import encode
+from xfresearch.models.model_config import ModelConfig, check_length
+from xfresearch.models.sources import source_of, target_ids
 from xfresearch.runtime.errors import UserError
 
 ROUND = 8  # lengths are rounded up to a multiple
 
 
 class Prompt(NamedTuple):
-    tokens: tuple[int, ...]
+    tokens: tuple[int, ...]  # of a source with the one that ends it
     first: int  # the first token of the subject
     last: int  # the last one
     target: tuple[int, ...]  # tokens of the object
@@ -22,7 +30,7 @@ class Prompt(NamedTuple):
 def prompt_of(lm, record: Record, target: str | None = None) -> Prompt:
     """The tokens of a record's prompt and of `target`, by default the record's. Raises UserError for a text that the
     tokenizer cannot make, or for a target without tokens."""
-    tokens = encode(lm.config, lm.tokenizer, record.text, "prompt")
+    tokens = prompt_tokens(lm, record.text)
     joined = b"".join(lm.tokenizer.token_bytes[token] for token in tokens)
     shift = joined.find(record.text.encode())
     if shift < 0:
@@ -37,8 +45,23 @@ def prompt_of(lm, record: Record, target: str | None = None) -> Prompt:
     return Prompt(tuple(tokens), int(first), int(last), wanted)
 
 
+def prompt_tokens(lm, text: str) -> list[int]:
+    """The tokens of a prompt: of a source, if the model has an encoder. Raises UserError for one that is too long."""
+    if lm.config.encoder is None:
+        return encode(lm.config, lm.tokenizer, text, "prompt")
+    source = source_of(lm.config, lm.tokenizer, text, 1)
+    assert source is not None
+    return np.asarray(source.tokens_BS[0]).tolist()
+
+
 def target_tokens(lm, text: str, target: str) -> tuple[int, ...]:
-    """The tokens that continue `text` by a space and `target`. Raises UserError if there are none."""
+    """The tokens that continue `text` by a space and `target`, or of `target` after a source. Raises UserError if there are
+    none."""
+    if lm.config.encoder:
+        ids = target_ids(lm.config, lm.tokenizer, target.strip())[1:]
+        if not ids:
+            raise UserError(f"target {target!r} is not allowed: it must have tokens")
+        return tuple(ids)
     before = encode(lm.config, lm.tokenizer, text, "prompt")
     both = encode(lm.config, lm.tokenizer, f"{text} {target.strip()}", "prompt")
     if both[: len(before)] != before or len(both) == len(before) or not target.strip():
@@ -46,13 +69,53 @@ def target_tokens(lm, text: str, target: str) -> tuple[int, ...]:
     return tuple(both[len(before) :])
 
 
-def completed(prompts: Sequence[Prompt]) -> tuple[np.ndarray, np.ndarray]:
-    """Tokens int32[N, L] of prompts with their objects, and bool[N, L]: which are the objects'."""
-    rows = [(*prompt.tokens, *prompt.target) for prompt in prompts]
-    tokens_NL = padded(rows)
-    starts, ends = ([len(row) for row in each] for each in ([prompt.tokens for prompt in prompts], rows))
+def read(lm, prompts: Sequence[Prompt], length: int = 0) -> tuple[Sequences, np.ndarray]:
+    """The rows that a model reads before it predicts the objects, padded as `padded` does, and the position of the last
+    token of each."""
+    tokens_BL, sizes_B = padded([prompt.tokens for prompt in prompts], length), [len(prompt.tokens) for prompt in prompts]
+    if lm.config.encoder is None:
+        return Sequences(tokens_BL), np.array(sizes_B) - 1
+    return after_start(lm.tokenizer, tokens_BL, np.array(sizes_B)), np.zeros(len(prompts), int)
+
+
+def check_fit(model: ModelConfig, prompts: Sequence[Prompt]) -> None:
+    """Raises UserError for a prompt that is longer than the table of positions of the stack that reads it."""
+    longest = max(len(prompt.tokens) for prompt in prompts)
+    if model.encoder is None:
+        check_length(model, longest)
+    elif model.encoder.longest and longest > model.encoder.longest:
+        allowed = f"at most {model.encoder.longest}, by the encoder's position table"
+        raise UserError(f"source of {longest} tokens is not allowed: {allowed}")
+
+
+def check_asked(lm, text: str, objects: Sequence[str]) -> None:
+    """Raises UserError for a prompt that is too long with one of the objects."""
+    if lm.config.encoder:
+        prompt_tokens(lm, text)
+        longest = max(len(target_ids(lm.config, lm.tokenizer, each)) for each in objects)
+    else:
+        longest = max(len(encode(lm.config, lm.tokenizer, f"{text} {each}", "prompt")) for each in objects)
+    check_length(lm.config, longest)
+
+
+def after_start(tokenizer, source_BS: np.ndarray, sizes_B: np.ndarray) -> Sequences:
+    """Rows in which the decoder reads the start id alone. sizes_B: numbers of tokens of the sources."""
+    segments_BS = (np.arange(source_BS.shape[1]) < sizes_B[:, None]).astype(np.int32)
+    start_B1 = np.full((len(source_BS), 1), tokenizer.decoder_start, np.int32)
+    return Sequences(start_B1, source=Source(source_BS, segments_BS))
+
+
+def completed(lm, prompts: Sequence[Prompt]) -> tuple[Sequences, np.ndarray]:
+    """The rows of prompts with their objects, and bool[N, L]: which tokens are the objects'. Raises UserError for a text
+    beyond the model's tables of positions."""
+    before, last_N = read(lm, prompts)
+    starts_N = np.array(last_N) + 1
+    rows = [(*tokens[:start], *each.target) for tokens, start, each in zip(before.tokens_NL, starts_N, prompts, strict=True)]
+    check_fit(lm.config, prompts)
+    check_length(lm.config, max(map(len, rows)))
+    tokens_NL, ends_N = padded(rows), np.array([len(row) for row in rows])
     at_L = np.arange(tokens_NL.shape[1])
-    return tokens_NL, (at_L >= np.array(starts)[:, None]) & (at_L < np.array(ends)[:, None])
+    return replace(before, tokens_NL=tokens_NL), (at_L >= starts_N[:, None]) & (at_L < ends_N[:, None])
 
 
 def padded(rows, length: int = 0) -> np.ndarray:

@@ -3,8 +3,9 @@
     recalled     every token of the object is the most likely one, given the prompt and the tokens before it (greedy)
     probability  of the object: the product over its tokens
 
-Both on the prompts of training and on the held-out paraphrases, as means over the prompts of a fact, then over facts. By
-chance: the share of the relation's most frequent object, which a model recalls that knows the relation but no fact.
+With an encoder a prompt is the source, and the object begins the target. Both on the prompts of training and on the held-out
+paraphrases, as means over the prompts of a fact, then over facts. By chance: the share of the relation's most frequent
+object, which a model recalls that knows the relation but no fact.
 """
 
 import sys
@@ -19,9 +20,12 @@ import numpy as np
 
 from xfresearch.analysis.registry import analysis
 from xfresearch.analysis.result import HeatMap, Result, Table
+from xfresearch.analysis.sequences import Sequences
 from xfresearch.data.facts import Fact, facts_of
+from xfresearch.models.context import Source
 from xfresearch.models.inputs import encode, forward
 from xfresearch.models.model_config import ModelConfig, check_length, longest_sequence
+from xfresearch.models.sources import source_of, target_ids
 from xfresearch.models.words import model_line
 from xfresearch.runtime.errors import UserError
 from xfresearch.runtime.progress import stage
@@ -76,7 +80,7 @@ def score(lm, prompts: Sequence[str], objects: Sequence[str], title: str = "reca
 
     Texts are padded to few different shapes, so that calls share compiled programs. Raises UserError for a model without a
     tokenizer, and for texts that are longer than its table of positions."""
-    rows = [_tokens(lm, prompt, object_) for prompt, object_ in zip(prompts, objects, strict=True)]
+    rows, source = _rows(lm, prompts, objects)
     longest = _rounded(max(len(ids) - start for ids, start in rows), 4)
     length = max(len(ids) for ids, _ in rows)
     check_length(lm.config, length)
@@ -90,7 +94,8 @@ def score(lm, prompts: Sequence[str], objects: Sequence[str], title: str = "reca
     with stage(title, len(rows), "prompts") as progress:
         for first in range(0, len(rows), batch):
             chosen = np.minimum(np.arange(first, first + batch), len(rows) - 1)  # the last batch repeats its last row
-            parts.append(_score(lm.config, longest, lm.params, tokens_NL[chosen], lengths_N2[chosen]))
+            of_batch = jax.tree.map(lambda leaf, chosen=chosen: leaf[chosen], (tokens_NL, lengths_N2, source))
+            parts.append(_score(lm.config, longest, lm.params, *of_batch))
             progress.update(min(batch, len(rows) - first))
     right, log_p = (np.concatenate([np.asarray(part[n]) for part in parts])[: len(rows)] for n in (0, 1))
     tokens = np.diff(lengths_N2)[:, 0]
@@ -99,6 +104,18 @@ def score(lm, prompts: Sequence[str], objects: Sequence[str], title: str = "reca
 
 def _rounded(count: int, unit: int) -> int:
     return -(-count // unit) * unit
+
+
+def _rows(lm, prompts: Sequence[str], objects: Sequence[str]) -> tuple[list[tuple[list[int], int]], Source | None]:
+    """The tokens of each row, the index of the object's first one, and the source of a model with an encoder."""
+    if lm.config.encoder is None:
+        return [_tokens(lm, prompt, object_) for prompt, object_ in zip(prompts, objects, strict=True)], None
+    given = source_of(lm.config, lm.tokenizer, list(prompts), len(objects))
+    assert given is not None
+    longest = _rounded(given.tokens_BS.shape[1], 8)
+    own = Sequences(np.asarray(given.tokens_BS), given.segments_BS)
+    both = (np.pad(x, ((0, 0), (0, longest - x.shape[1]))).astype(np.int32) for x in (own.tokens_NL, own.real_NL))
+    return [(target_ids(lm.config, lm.tokenizer, object_), 1) for object_ in objects], Source(*both)
 
 
 def _tokens(lm, prompt: str, object_: str) -> tuple[list[int], int]:
@@ -113,12 +130,12 @@ def _tokens(lm, prompt: str, object_: str) -> tuple[list[int], int]:
 
 
 @partial(jax.jit, static_argnums=(0, 1))
-def _score(model: ModelConfig, longest: int, params: dict, tokens_BL, lengths_B2):
+def _score(model: ModelConfig, longest: int, params: dict, tokens_BL, lengths_B2, source):
     """How many tokens are the most likely ones [B], and the log probability [B] of the objects, which have at most `longest`
-    tokens. lengths_B2: numbers of tokens of the prompt, and of prompt and object."""
+    tokens. lengths_B2: numbers of tokens before the object, and with it. source: None without an encoder."""
     start_B1, end_B1 = lengths_B2[:, :1], lengths_B2[:, 1:]
     segments_BL = (jnp.arange(tokens_BL.shape[1]) < end_B1).astype(jnp.int32)
-    lm, out = forward(model, params, tokens_BL, segments_BL=segments_BL)
+    lm, out = forward(model, params, tokens_BL, segments_BL=segments_BL, source=source)
     at_BO = start_B1 + jnp.arange(longest)
     is_object_BO = at_BO < end_B1
     at_BO = jnp.minimum(at_BO, tokens_BL.shape[1] - 1)

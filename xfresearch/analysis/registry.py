@@ -6,20 +6,16 @@ from functools import wraps
 from typing import Any, NamedTuple
 
 from xfresearch.checkpoints.validity import not_finite
-from xfresearch.models.model_config import ModelConfig, second_stack
+from xfresearch.models.model_config import ModelConfig
 from xfresearch.runtime import arguments
 from xfresearch.runtime.errors import UserError
 
 
 class Analysis(NamedTuple):
     run: Callable[..., Any]  # (lm, data, count, length, ...) -> Result
-    lacks: Callable[[ModelConfig], str]  # why it does not apply to a model of a single stack; '' if it does
+    applies: Callable[[ModelConfig], str]  # why it does not apply to a model; '' if it does
     about: str
     prompts: bool = False  # it takes a clean and a corrupted prompt instead of rows of a corpus
-
-    def applies(self, model: ModelConfig) -> str:
-        """Why it does not apply to a model; '' if it does."""
-        return second_stack(model) or self.lacks(model)
 
     def takes(self, argument: str) -> bool:
         """Whether the function has an argument of this name."""
@@ -29,7 +25,7 @@ class Analysis(NamedTuple):
 ANALYSES: dict[str, Analysis] = {}  # all are in it once xfresearch.analysis has been imported
 
 
-def analysis(lacks: Callable[[ModelConfig], str], about: str, prompts: bool = False) -> Callable[..., Any]:
+def analysis(applies: Callable[[ModelConfig], str], about: str, prompts: bool = False) -> Callable[..., Any]:
     """A decorator that puts a function (lm, ...) -> Result into the table. It raises UserError then for a model to which it
     does not apply, for an argument that is not allowed (runtime/arguments.py), and for a model whose parameters are not all
     finite."""
@@ -43,7 +39,7 @@ def analysis(lacks: Callable[[ModelConfig], str], about: str, prompts: bool = Fa
             require_finite(lm)
             return function(lm, *given, **options)
 
-        row = ANALYSES[function.__name__] = Analysis(checked, lacks, about, prompts)
+        row = ANALYSES[function.__name__] = Analysis(checked, applies, about, prompts)
         return checked
 
     return decorate

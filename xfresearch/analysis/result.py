@@ -61,6 +61,35 @@ class Table(NamedTuple):
     rows: list[tuple[Any, ...]]
 
 
+class Part(NamedTuple):
+    """What an analysis found in one stack, or in one kind of sublayer: see Result."""
+
+    data: dict[str, Any]
+    summary: dict[str, tuple[float, float]]
+    pictures: tuple[HeatMap | LineChart, ...] = ()
+    tables: tuple[Table, ...] = ()
+
+    def named(self, name: str) -> "Part":
+        """The same with 'name/' before the names of the data, and 'name: ' before those of figures, pictures and tables; as
+        it is for ''."""
+        if not name:
+            return self
+        data = {f"{name}/{each}": value for each, value in self.data.items()}
+        summary = {f"{name}: {each}": value for each, value in self.summary.items()}
+        pictures = tuple(each._replace(title=f"{name}: {each.title}") for each in self.pictures)
+        return Part(data, summary, pictures, tuple(each._replace(title=f"{name}: {each.title}") for each in self.tables))
+
+
+def joined(parts: Mapping[str, Part]) -> Part:
+    """The parts by their names as one."""
+    whole = Part({}, {})
+    for name, part in parts.items():
+        of = part.named(name)
+        both = whole.data | of.data, whole.summary | of.summary
+        whole = Part(*both, whole.pictures + of.pictures, whole.tables + of.tables)
+    return whole
+
+
 @dataclass(frozen=True)
 class Result:
     """The result of an analysis.

@@ -17,9 +17,10 @@ Mass, entropy and margin are those of the statistics of training (models/feed_fo
 import jax
 import numpy as np
 
-from xfresearch.analysis.passes import ROWS, about, by_layer, measure, rows, several, wide
+from xfresearch.analysis.passes import about, by_layer, by_stack, depth_of, measure, several, wide
 from xfresearch.analysis.registry import analysis
-from xfresearch.analysis.result import HeatMap, Result, Table
+from xfresearch.analysis.result import HeatMap, Part, Result, Table, joined
+from xfresearch.analysis.sequences import ROWS, Sequences, concatenated, sequences
 from xfresearch.models.model_config import ModelConfig
 from xfresearch.models.sublayers import Sublayer
 from xfresearch.runtime.summaries import mean_interval, mean_of_known
@@ -39,41 +40,51 @@ def applies(model: ModelConfig) -> str:
 
 
 @analysis(applies, "load, entropy, co-activation, specialisation and saturation of experts")
-def routing(lm, data=None, count: int = ROWS, length: int = 0, seed: int = 0, corpora=(), against=None) -> Result:
+def routing(
+    lm, data=None, count: int = ROWS, length: int = 0, seed: int = 0, corpora=(), against=None, source=None
+) -> Result:
     """The figures above of every layer with experts (N rows; if a layer has several mixtures, a row for each of them, which
-    `mixtures` names), on `count` rows of `length` tokens of `data` (passes.rows).
+    `mixtures` names), on `count` rows of `length` tokens of `data` (sequences.py). Padding does not count.
 
     corpora: more corpora, of each `count` rows, for `by_corpus`; the other figures are of all rows. against: the model at
     another step of the same run, for `kept`. .data: load, mass [N, E]; together [N, E, E]; corpus_load [corpora, N, E]; and
-    entropy, margin, dropped, busiest, by_token, by_position, by_corpus, kept [N]; NaN for layers without experts. The
-    intervals of .summary are over rows. Raises UserError for data that cannot be read."""
-    parts = [rows(lm, each, count, length) for each in (data, *corpora)]
-    tokens_NL = np.concatenate(parts)
+    entropy, margin, dropped, busiest, by_token, by_position, by_corpus, kept [N]; NaN for layers without experts. Those of
+    an encoder are encoder/name. The intervals of .summary are over rows. Raises UserError for data that cannot be read."""
+    parts = [sequences(lm, data, count, length, source=source), *(sequences(lm, each, count, length) for each in corpora)]
+    rows = concatenated(parts)
     corpus_N = np.repeat(np.arange(len(parts)), list(map(len, parts))) if corpora else None
-    mixtures = chosen_by_tokens(lm.config)
-    values = measure(lm, tokens_NL, mixtures, SITES, choices, title="routing")
+    stacks = by_stack(chosen_by_tokens(lm.config))
+    part = joined({name: _of_stack(lm, rows, of, seed, corpus_N, against) for name, of in stacks.items()})
+    line = about(lm, rows, data) + "".join(f", {each if isinstance(each, str) else 'other tokens'}" for each in corpora)
+    return Result("routing", line, lm.step, *part)
+
+
+def _of_stack(lm, rows: Sequences, mixtures: list[Sublayer], seed: int, corpus_N, against) -> Part:
+    """The figures of the mixtures of one stack."""
+    values = measure(lm, rows, mixtures, SITES, choices, title="routing")
+    read = rows.inputs.of(mixtures[0].prefix)
     bias = biases(lm)
     figures: dict[str, dict[str, np.ndarray]] = {}
     for path in values["chosen"]:
         of_mixture = {name: value[path] for name, value in values.items() if path in value}
-        for name, value in of_rows(of_mixture, bias[path], tokens_NL, seed, corpus_N).items():
+        for name, value in of_rows(of_mixture, bias[path], read, seed, corpus_N).items():
             figures.setdefault(name, {})[path] = value
     if against is not None:
-        other = measure(against, tokens_NL, mixtures, SITES, choices, title=f"routing of step {against.step}")["chosen"]
-        figures["kept"] = {path: kept(chosen, other[path]) for path, chosen in values["chosen"].items()}
-    of_layers = {name: by_layer(value, mixtures, lm.config.depth) for name, value in figures.items()}
+        other = measure(against, rows, mixtures, SITES, choices, title=f"routing of step {against.step}")["chosen"]
+        real_BL = np.array(read.real_NL)
+        figures["kept"] = {path: kept(chosen, other[path], real_BL) for path, chosen in values["chosen"].items()}
+    of_layers = {name: by_layer(value, mixtures, depth_of(lm.config, mixtures)) for name, value in figures.items()}
     per_row = {name: of_layers[name].T for name in OF_ROWS if name in figures}
     arrays = {name: value for name, value in of_layers.items() if name not in per_row}
     if several(mixtures):
         arrays["mixtures"] = np.array([each.path for each in mixtures])
-    if corpora:
+    if corpus_N is not None:
         arrays["corpus_load"] = arrays["corpus_load"].swapaxes(0, 1)
     arrays |= {name: mean_of_known(value, 0) for name, value in per_row.items()}
     summary = {name: mean_interval(mean_of_known(value, 1)) for name, value in per_row.items()}
     summary |= {name.replace("_", " "): (float(mean_of_known(arrays[name])), np.nan) for name in OF_ALL if name in figures}
     arrays |= {f"{name}_rows": value for name, value in per_row.items()}
-    line = about(lm, tokens_NL, data) + "".join(f", {each if isinstance(each, str) else 'other tokens'}" for each in corpora)
-    return Result("routing", line, lm.step, arrays, summary, _pictures(arrays), (_table(arrays),))
+    return Part(arrays, summary, _pictures(arrays), (_table(arrays),))
 
 
 def chosen_by_tokens(model: ModelConfig) -> list[Sublayer]:
@@ -96,39 +107,43 @@ def biases(lm) -> dict[str, np.ndarray]:
     """{path of a mixture: [E]}: what the choice of experts adds to the scores; 0 without balance='bias'."""
     by_path = {}
     for each in lm.config.sublayers(has="mixture"):
-        bias_RE = lm.params["blocks"][each.layer.stack][each.name].get("router_bias")
+        of_stack = lm.params["encoder"] if each.prefix else lm.params
+        bias_RE = of_stack["blocks"][each.layer.stack][each.name].get("router_bias")
         by_path[each.path] = np.zeros((), np.float32) if bias_RE is None else np.asarray(bias_RE[each.layer.index])
     return by_path
 
 
-def of_rows(values: dict, bias_E, tokens_BL, seed: int, corpus_B=None) -> dict[str, np.ndarray]:
+def of_rows(values: dict, bias_E, rows: Sequences, seed: int, corpus_B=None) -> dict[str, np.ndarray]:
     """The figures of one layer from its values of every token: those of OF_ROWS for each row, the others of all tokens.
     bias_E: see `biases`. corpus_B: the number of each row's corpus."""
-    chosen_BLk = values["chosen"]
-    scores_BLE = values["scores"]
+    real_BL, chosen_BLk, scores_BLE = np.array(rows.real_NL), values["chosen"], values["scores"]
     E, k = scores_BLE.shape[-1], chosen_BLk.shape[-1]
-    chosen_TE = (chosen_BLk.reshape(-1, k)[..., None] == np.arange(E)).any(1)
-    load_E = chosen_TE.sum(0) / chosen_BLk.size
+    chosen_TE = (chosen_BLk[real_BL][..., None] == np.arange(E)).any(1)
+    load_E = chosen_TE.sum(0) / (len(chosen_TE) * k)
     both_EE = chosen_TE.T.astype(np.float64) @ chosen_TE
-    first_BL = chosen_BLk[..., 0]
+    first_T = chosen_BLk[..., 0][real_BL]
     ranked_BLE = np.sort(scores_BLE + bias_E, -1)
-    length = first_BL.shape[1]
-    parts_BL = np.broadcast_to(np.arange(length) * PARTS // length, first_BL.shape)
+    parts_BL = np.arange(real_BL.shape[1]) * PARTS // real_BL.sum(1)[:, None]
     figures = {
         "load": load_E,
-        "mass": (scores_BLE / scores_BLE.sum(-1, keepdims=True)).mean((0, 1)),
+        "mass": (scores_BLE / scores_BLE.sum(-1, keepdims=True))[real_BL].mean(0),
         "busiest": load_E.max() * E,
         "together": both_EE / np.maximum(np.diag(both_EE)[:, None], 1),
-        "by_token": information(first_BL, tokens_BL, seed),
-        "by_position": information(first_BL, parts_BL, seed),
-        "entropy": values["entropy"].mean(1),
-        "margin": (ranked_BLE[..., -k] - ranked_BLE[..., -min(k + 1, E)]).mean(1),
+        "by_token": information(first_T, np.asarray(rows.tokens_NL)[real_BL], seed),
+        "by_position": information(first_T, parts_BL[real_BL], seed),
+        "entropy": of_real(values["entropy"], real_BL),
+        "margin": of_real(ranked_BLE[..., -k] - ranked_BLE[..., -min(k + 1, E)], real_BL),
     }
     if corpus_B is not None:
-        figures["by_corpus"] = information(first_BL, np.broadcast_to(corpus_B[:, None], first_BL.shape), seed)
-        of_row_BLE = chosen_TE.reshape(*first_BL.shape, E) / k
-        figures["corpus_load"] = np.stack([of_row_BLE[corpus_B == corpus].mean((0, 1)) for corpus in np.unique(corpus_B)])
-    return figures | ({"dropped": values["dropped"].mean((1, 2))} if "dropped" in values else {})
+        corpus_T = np.broadcast_to(corpus_B[:, None], real_BL.shape)[real_BL]
+        figures["by_corpus"] = information(first_T, corpus_T, seed)
+        figures["corpus_load"] = np.stack([chosen_TE[corpus_T == corpus].mean(0) / k for corpus in np.unique(corpus_B)])
+    return figures | ({"dropped": of_real(values["dropped"].mean(2), real_BL)} if "dropped" in values else {})
+
+
+def of_real(x_BL, real_BL) -> np.ndarray:
+    """[B]: the mean over the tokens of each row that are no padding."""
+    return (x_BL * real_BL).sum(1) / real_BL.sum(1)
 
 
 def information(a, b, seed: int) -> np.ndarray:
@@ -148,9 +163,9 @@ def _information(a, b) -> float:
     return float((p[p > 0] * np.log2(p[p > 0] / independent[p > 0])).sum())
 
 
-def kept(chosen_BLk, before_BLk) -> np.ndarray:
+def kept(chosen_BLk, before_BLk, real_BL) -> np.ndarray:
     """[B]: the share of a row's choices that are among those of the same token in `before_BLk`."""
-    return (chosen_BLk[..., None] == before_BLk[..., None, :]).any(-1).mean((1, 2))
+    return of_real((chosen_BLk[..., None] == before_BLk[..., None, :]).any(-1).mean(2), real_BL)
 
 
 def _pictures(data: dict) -> tuple[HeatMap, ...]:

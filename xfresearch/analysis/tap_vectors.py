@@ -5,9 +5,10 @@ import math
 import jax.numpy as jnp
 import numpy as np
 
-from xfresearch.analysis.passes import batches
+from xfresearch.analysis.sequences import Sequences, batches
 from xfresearch.models.inputs import matching, tap_shapes
 from xfresearch.models.model_config import ModelConfig
+from xfresearch.models.taps import ENCODER
 from xfresearch.runtime.errors import UserError
 
 BATCH = 8  # rows
@@ -20,7 +21,7 @@ def one_tap(model: ModelConfig, argument: str, name: str, length: int) -> str:
     if len(taps) != 1:
         allowed = f"it must match one tap, as {taps[0]!r} does, and matches {len(taps)}"
         raise UserError(f"{argument}={name!r} is not allowed: {allowed}")
-    of_one, of_all = (tap_shapes(model, 1, tokens)[taps[0]] for tokens in (1, length))
+    of_one, of_all = (tap_shapes(model, 1, tokens, tokens)[taps[0]] for tokens in (1, length))
     # A dimension that counts tokens differs between the two, so that heads and experts are not taken for tokens.
     of_tokens = of_one.shape[:2] == (1, 1) and of_all.shape == (1, length, *of_one.shape[2:])
     if not of_tokens or len(of_all.shape) < 3 or not jnp.issubdtype(of_all.dtype, jnp.floating):
@@ -34,35 +35,43 @@ def width_of(model: ModelConfig, tap: str) -> int:
     return math.prod(tap_shapes(model)[tap].shape[2:])
 
 
-def activations(lm, tokens_BL, taps: tuple[str, ...]) -> list:
-    """The values [T, D] of the taps, with all dimensions after those of the tokens in one."""
-    values = lm.capture(tokens_BL, tuple(dict.fromkeys(taps)))
-    return [values[tap].reshape(tokens_BL.size, -1) for tap in taps]
+def activations(lm, rows: Sequences, taps: tuple[str, ...]) -> list:
+    """The values [T, D] of the taps, with all dimensions after those of the tokens in one; of padding too."""
+    values = lm.capture(names=tuple(dict.fromkeys(taps)), **rows.inputs.arguments())
+    return [values[tap].reshape(stack_of(rows, tap).inputs.tokens_NL.size, -1) for tap in taps]
+
+
+def stack_of(rows: Sequences, tap: str) -> Sequences:
+    """The rows that the stack of a tap reads."""
+    return rows.of_source if tap.startswith(f"{ENCODER}.") else rows
 
 
 class Shuffled:
-    """Batches of activations of the rows [N, L], in a random order that differs between epochs.
+    """Batches of activations of the tokens of rows that are no padding, in a random order that differs between epochs.
 
     Tokens of one row are alike, so `together` batches of `batch` tokens come from one pass, which mixes the tokens of its
     rows. Both are smaller if there are fewer tokens."""
 
-    def __init__(self, lm, tokens_NL, taps: tuple[str, ...], batch: int, together: int, seed: int):
-        self.lm, self.tokens_NL, self.taps, self.seed = lm, np.asarray(tokens_NL), taps, seed
-        self.batch = min(batch, self.tokens_NL.size)
-        self.together = min(together, self.tokens_NL.size // self.batch)
+    def __init__(self, lm, rows: Sequences, taps: tuple[str, ...], batch: int, together: int, seed: int):
+        self.lm, self.rows, self.taps, self.seed = lm, rows, taps, seed
+        self.real_NL = np.asarray(stack_of(rows, taps[0]).inputs.real_NL)
+        total = int(self.real_NL.sum())
+        self.batch = min(batch, total)
+        self.together = min(together, total // self.batch)
 
     def read(self, number: int) -> list:
         """The values [together, batch, D] of the taps in pass `number`."""
-        tokens_RL = self.tokens_NL[self._rows(number)]
-        parts = [activations(self.lm, tokens_BL, self.taps) for tokens_BL in batches(tokens_RL, BATCH)]
-        order_T = np.random.default_rng([self.seed, 1, number]).permutation(tokens_RL.size)
-        order_CT = order_T[: self.together * self.batch].reshape(self.together, self.batch)
+        chosen = self._rows(number)
+        parts = [activations(self.lm, some, self.taps) for some, _ in batches(self.rows.chosen(np.array(chosen)), BATCH)]
+        real_T = np.flatnonzero(self.real_NL[chosen])
+        order_T = np.random.default_rng([self.seed, 1, number]).permutation(len(real_T))
+        order_CT = real_T[np.resize(order_T, self.together * self.batch)].reshape(self.together, self.batch)
         return [jnp.concatenate(values)[order_CT] for values in zip(*parts, strict=True)]
 
     def _rows(self, number: int) -> list[int]:
         """The rows of a pass. All rows are read once before the next epoch begins."""
-        total, length = self.tokens_NL.shape
-        count = -(-self.together * self.batch // length)
+        total = len(self.real_NL)
+        count = -(-self.together * self.batch * total // int(self.real_NL.sum()))
         positions = [divmod(position, total) for position in range(number * count, (number + 1) * count)]
         orders = {e: np.random.default_rng([self.seed, 0, e]).permutation(total) for e in {e for e, _ in positions}}
         return [int(orders[epoch][position]) for epoch, position in positions]

@@ -42,10 +42,19 @@ def by_class(received_BHS, tokens_BL, class_V) -> np.ndarray:
     return np.einsum("bhs,bsc->hc", received_BHS.astype(np.float64), class_BSC) / len(tokens_BL)
 
 
-def even(tokens_BL, class_V, causal: bool) -> np.ndarray:
-    """[C]: the same for equal weights on the token and all before it (without `causal` on all tokens), averaged over the
-    queries except the first one. Windows and other masks of layers are not part of it."""
-    length = tokens_BL.shape[1]
-    seen_LS = np.tri(length) if causal else np.ones((length, length))
-    received_S = (seen_LS / seen_LS.sum(1, keepdims=True))[1:].mean(0)
-    return by_class(np.broadcast_to(received_S, (len(tokens_BL), 1, length)), tokens_BL, class_V)[0]
+def even(tokens_BS, class_V, seen_BLS) -> np.ndarray:
+    """[C]: the same for equal weights of each query on the tokens that it sees, of queries that see any. Windows and other
+    masks of layers are not part of it."""
+    counts_BL = seen_BLS.sum(-1)
+    weights_BLS = seen_BLS / np.maximum(counts_BL, 1)[..., None]
+    received_BS = weights_BLS.sum(1) / np.maximum((counts_BL > 0).sum(1), 1)[:, None]
+    return by_class(received_BS[:, None], tokens_BS, class_V)[0]
+
+
+def seen(rows, causal: bool) -> np.ndarray:
+    """[B, L, S]: which tokens a query sees in its own sequence; the first query, and padding, count as seeing none."""
+    real_BL = np.array(rows.real_NL)
+    seen_BLS = real_BL[:, :, None] & real_BL[:, None, :]
+    seen_BLS &= np.tri(real_BL.shape[1], dtype=bool) if causal else True
+    seen_BLS[:, 0] = False
+    return seen_BLS

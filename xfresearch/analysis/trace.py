@@ -16,6 +16,10 @@ the embedding's norm where there is one, and without positions. The values that 
     feed_forward  what the feed-forward layer adds to the stream; with experts the sum of the chosen ones, times their gates
     slots         the weights of persistent memory slots, in each head
 
+With an encoder the prompt is the source, and the object begins the target. The noise is on the encoder's embeddings. Values
+of the encoder, encoder/stream and so on, have the tokens of the source; those of the decoder one token, the start id, which
+predicts the object. What cross-attention writes is one of them.
+
 Single states of the stream; windows of layers, centred, of the others: 10 of 48 layers in the paper, the same share here.
 The classes of tokens are those of the paper's figure 2: first, middle and last token of the subject, the first one after it,
 further ones, and the last token of the prompt. A subject of one token has a last one only.
@@ -31,16 +35,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from xfresearch.analysis.prompts import Prompt, padded, prompt_of
+from xfresearch.analysis.prompts import Prompt, check_fit, prompt_of, read
 from xfresearch.analysis.registry import analysis
 from xfresearch.analysis.result import HeatMap, Result, Table
+from xfresearch.analysis.sequences import Sequences, passed
 from xfresearch.analysis.token_text import shown
-from xfresearch.analysis.tracing import Effects, effects, normal
+from xfresearch.analysis.tracing import Effects, effects, normal, of_prompt, reader
 from xfresearch.data.records import Record, read_record
-from xfresearch.data.records import records as read
+from xfresearch.data.records import records as records_of
 from xfresearch.models import transformer
-from xfresearch.models.inputs import forward
-from xfresearch.models.model_config import ModelConfig, check_length
+from xfresearch.models.model_config import ModelConfig
 from xfresearch.runtime.errors import NothingMeasured
 from xfresearch.runtime.progress import stage
 from xfresearch.runtime.summaries import mean_interval, mean_of_known
@@ -71,13 +75,13 @@ def trace(
     Raises UserError for records that cannot be read, for prompts that are longer than the table of positions, or if the
     model knows none of them."""
     data = lm.run.data.corpus[0] if data is None else data
-    given = read(data) if isinstance(data, str) else [read_record(f"record {n}", each) for n, each in enumerate(data)]
+    given = records_of(data) if isinstance(data, str) else [read_record(f"record {n}", each) for n, each in enumerate(data)]
     records, prompts = known(lm, given, count)
-    window = window or max(1, round(SHARE * lm.config.depth))
+    window = window or max(1, round(SHARE * reader(lm.config).depth))
     sigma = noise_of(lm, prompts)
     measured = effects(lm, prompts, window, normal(seed, noise * sigma, samples))
     clean_F, corrupted_F = (np.array([getattr(each, name) for each in measured]) for name in ("clean", "corrupted"))
-    of_facts = {value: by_class(prompts, measured, value) for value in measured[0].restored}
+    of_facts = {value: by_class(lm.config, prompts, measured, value) for value in measured[0].restored}
     means = {value: mean_of_known(x_FNC, 0) for value, x_FNC in of_facts.items()}
     summary = {"P(clean)": mean_interval(clean_F), "P(corrupted)": mean_interval(corrupted_F)}
     summary["total effect"] = mean_interval(clean_F - corrupted_F)
@@ -85,11 +89,12 @@ def trace(
         layer, token = np.unravel_index(np.nanargmax(mean_NC), mean_NC.shape)
         summary[f"{value}, layer {layer}, {CLASSES[token]}"] = mean_interval(of_facts[value][:, layer, token])
     facts = {f"{value}_facts": x_FNC for value, x_FNC in of_facts.items()} | {"clean": clean_F, "corrupted": corrupted_F}
-    facts |= {f"{value}_p": np.asarray(stands_out(x_FNC)) for value, x_FNC in of_facts.items()}
+    of_subject = {value: x_FNC for value, x_FNC in of_facts.items() if of_prompt(lm.config, value)}
+    facts |= {f"{value}_p": np.asarray(stands_out(x_FNC)) for value, x_FNC in of_subject.items()}
     drawn = f"{samples} draws of noise of {noise:g} x {sigma:.3g}"
-    line = f"{len(records)} facts, {drawn}, windows of {window} of {lm.config.depth} layers; step {lm.step}"
+    line = f"{len(records)} facts, {drawn}, windows of {window} of {reader(lm.config).depth} layers; step {lm.step}"
     pictures = (*_pictures(means), *_example(lm, prompts[0], measured[0]))
-    p_values = [(value, float(f"{facts[f'{value}_p']:.2g}")) for value in of_facts]
+    p_values = [(value, float(f"{facts[f'{value}_p']:.2g}")) for value in of_subject]
     last = Table("Does the last token of the subject stand out?", "one-sided paired t test", ("value", "p"), p_values)
     tables = (_classes_table(of_facts), last, _facts_table(records, clean_F, corrupted_F))
     return Result("trace", line, lm.step, means | facts | {"sigma": sigma, "window": window}, summary, pictures, tables)
@@ -103,8 +108,9 @@ def known(lm, records: list[Record], count: int) -> tuple[list[Record], list[Pro
         for first in range(0, len(records), READ):
             some = records[first : first + READ]
             prompts = [prompt_of(lm, record) for record in some]
-            check_length(lm.config, max(len(prompt.tokens) for prompt in prompts))
-            token_B = np.asarray(_likeliest(lm.config, lm.params, *_rows(prompts)))[: len(prompts)]
+            check_fit(lm.config, prompts)
+            filled = prompts + prompts[-1:] * (READ - len(prompts))
+            token_B = np.asarray(_likeliest(lm.config, lm.params, *read(lm, filled)))[: len(prompts)]
             new = [(r, p) for r, p, token in zip(some, prompts, token_B, strict=True) if token == p.target[0]]
             progress.update(len(new[: count - len(found)]))
             found += new[: count - len(found)]
@@ -116,25 +122,22 @@ def known(lm, records: list[Record], count: int) -> tuple[list[Record], list[Pro
     return [record for record, _ in found], [prompt for _, prompt in found]
 
 
-def _rows(prompts: list[Prompt]) -> tuple[np.ndarray, np.ndarray]:
-    """Tokens [READ, L] and the last position of each row, of at most READ prompts."""
-    rows = [prompt.tokens for prompt in prompts] + [prompts[-1].tokens] * (READ - len(prompts))
-    return padded(rows), np.array([len(row) - 1 for row in rows])
-
-
 @partial(jax.jit, static_argnums=0)
-def _likeliest(model: ModelConfig, params: dict, tokens_BL, last_B):
-    lm, out = forward(model, params, tokens_BL)
+def _likeliest(model: ModelConfig, params: dict, rows: Sequences, last_B):
+    lm, out = passed(model, params, rows)
     return lm.logits(out.hidden_BLD[jnp.arange(len(last_B)), last_B][:, None])[:, 0].argmax(-1)
 
 
 def noise_of(lm, prompts: list[Prompt]) -> float:
     """sigma: the standard deviation of the subjects' token embeddings, as they get the noise: after the embedding's norm."""
     tokens = np.concatenate([prompt.tokens[prompt.first : prompt.last + 1] for prompt in prompts])
-    scales = {"none": 1.0, "sqrt_width": lm.config.width**0.5}
-    scale = scales.get(lm.config.embedding_scale) or float(lm.params["embedding_scale"])
-    rows_ND = np.asarray(lm.params["embed"]["table"])[tokens] * scale
-    normed_ND = transformer.bind(lm.config, lm.params).embedding_norm(jnp.asarray(rows_ND))
+    bound = transformer.bind(lm.config, lm.params)
+    stack = bound.encoder or bound
+    scales = {"none": 1.0, "sqrt_width": stack.config.width**0.5}
+    learned = stack.embedding_scale
+    scale = scales[stack.config.embedding_scale] if learned is None else float(learned[...])
+    rows_ND = np.asarray((stack.embed or bound.embed).table[...])[tokens] * scale
+    normed_ND = stack.embedding_norm(jnp.asarray(rows_ND))
     return float(np.asarray(normed_ND, np.float64).std())
 
 
@@ -150,11 +153,14 @@ def token_class(prompt: Prompt) -> np.ndarray:
     return class_L
 
 
-def by_class(prompts: list[Prompt], measured: list[Effects], value: str) -> np.ndarray:
-    """[F, N, C]: the indirect effects of a value, averaged over the tokens of a class; NaN for a class without tokens."""
+def by_class(model: ModelConfig, prompts: list[Prompt], measured: list[Effects], value: str) -> np.ndarray:
+    """[F, N, C]: the indirect effects of a value, averaged over the tokens of a class; NaN for a class without tokens. The
+    start id, from which a decoder beside an encoder predicts, is the last token."""
+    with_subject = of_prompt(model, value)
     parts = []
     for prompt, each in zip(prompts, measured, strict=True):
-        effect_NL, class_L = each.restored[value] - each.corrupted, token_class(prompt)
+        class_L = token_class(prompt) if with_subject else np.array([CLASSES.index("last")])
+        effect_NL = each.restored[value] - each.corrupted
         columns = [mean_of_known(effect_NL[:, class_L == number], 1) for number in range(len(CLASSES))]
         parts.append(np.stack(columns, 1))
     return np.stack(parts)
@@ -185,11 +191,14 @@ def _pictures(means: dict[str, np.ndarray]) -> list[HeatMap]:
 
 def _example(lm, prompt: Prompt, measured: Effects) -> list[HeatMap]:
     """One fact, token by token, as in the paper's figure 1."""
-    names = tuple(f"{text}{'*' * (prompt.first <= n <= prompt.last)}" for n, text in enumerate(_texts(lm, prompt.tokens)))
+    texts = tuple(f"{text}{'*' * (prompt.first <= n <= prompt.last)}" for n, text in enumerate(_texts(lm, prompt.tokens)))
     answer = _texts(lm, prompt.target[:1])[0]
     caption = f"probability of '{answer}', clean {measured.clean:.3f}, corrupted {measured.corrupted:.3f}; * the subject"
     return [
-        HeatMap(f"First fact, {value}", caption, p_NL, "layer", "token", 0.0, max(measured.clean, 1e-9), names)
+        HeatMap(
+            *(f"First fact, {value}", caption, p_NL, "layer", "token", 0.0, max(measured.clean, 1e-9)),
+            names=texts if of_prompt(lm.config, value) else ("start",),
+        )
         for value, p_NL in measured.restored.items()
     ]
 

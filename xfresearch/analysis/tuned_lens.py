@@ -15,9 +15,10 @@ import numpy as np
 import optax
 
 from xfresearch.analysis.lens import FIGURES, by_depth
-from xfresearch.analysis.passes import about, batches, rows
+from xfresearch.analysis.passes import about
 from xfresearch.analysis.registry import analysis
 from xfresearch.analysis.result import HeatMap, Result, Table
+from xfresearch.analysis.sequences import Sequences, batches, sequences, training_rows
 from xfresearch.models.model_config import ModelConfig
 from xfresearch.models.stack import ends_with
 from xfresearch.runtime.progress import stage
@@ -37,54 +38,51 @@ def applies(model: ModelConfig) -> str:
 
 
 @analysis(applies, "predictions after each layer, through trained translators")
-def tuned_lens(lm, data=None, count: int = ROWS, length: int = 0, steps: int = STEPS, training=None) -> Result:
-    """Trains the translators for `steps` batches of `training`, and measures on `count` rows of `length` tokens of `data`
-    (passes.rows).
+def tuned_lens(lm, data=None, count: int = ROWS, length: int = 0, steps: int = STEPS, training=None, source=None) -> Result:
+    """Trains the translators of the decoder for `steps` batches of `training`, and measures on `count` rows of `length`
+    tokens of `data` (sequences.py).
 
-    training: token ids [N, L]; None for the train split of `data`, or of the model's run if `data` are token ids.
+    training: token ids [N, L], or Sequences; None for the train split of `data`, or of the model's run if `data` are given.
     .data: loss, agreement, divergence, tuned_loss, tuned_agreement, tuned_divergence [N], the same for each row (name_rows),
     and the translators: matrix [N, D, D], bias [N, D]. The intervals of .summary are over rows. Raises UserError for data
     that cannot be read."""
-    tokens_NL = rows(lm, data, count, length)
-    if training is None:
-        training = data if isinstance(data, str) else None
-    training = rows(lm, training, steps * BATCH, tokens_NL.shape[1], split="train")
-    trained = train(lm, training, steps)
+    rows = sequences(lm, data, count, length, source=source)
+    trained = train(lm, training_rows(lm, training, data, rows, steps * BATCH), steps)
     per_row: dict[str, list] = {}
-    for tokens_BL in batches(tokens_NL, BATCH):
+    for some, _ in batches(rows, BATCH):
         for name, translators in (("", None), ("tuned_", trained)):
-            values = by_depth(lm.config, lm.params, translators, tokens_BL)
+            values = by_depth(lm.config, lm.params, translators, some)
             for figure in FIGURES:
                 per_row.setdefault(name + figure, []).append(np.asarray(values[figure], np.float64))
-    measured = {name: np.concatenate(parts)[: len(tokens_NL)] for name, parts in per_row.items()}
+    measured = {name: np.concatenate(parts)[: len(rows)] for name, parts in per_row.items()}
     arrays = {name: value.mean(0) for name, value in measured.items()} | {k: np.asarray(v) for k, v in trained.items()}
     arrays |= {f"{name}_rows": value for name, value in measured.items()}
     summary = {name.replace("_", " "): mean_interval(value[:, :-1].mean(1)) for name, value in measured.items()}
-    line = about(lm, tokens_NL, data)
+    line = about(lm, rows, data)
     return Result("tuned_lens", line, lm.step, arrays, summary, _pictures(arrays), (_table(arrays),))
 
 
-def train(lm, tokens_NL: np.ndarray, steps: int) -> dict[str, jax.Array]:
+def train(lm, rows: Sequences, steps: int) -> dict[str, jax.Array]:
     """The translators {matrix: [N, D, D], bias: [N, D]} after `steps` batches of the rows, which repeat."""
     depth, width = lm.config.depth, lm.config.width
     translators = {"matrix": jnp.zeros((depth, width, width)), "bias": jnp.zeros((depth, width))}
     optimizer = optax.adam(optax.linear_schedule(RATE, 0.0, steps))
     state = optimizer.init(translators)
-    size = min(BATCH, len(tokens_NL))
+    size = min(BATCH, len(rows))
     with stage("tuned lens", steps, "steps") as progress:
         for number in range(steps):
-            chosen = np.arange(number * size, (number + 1) * size) % len(tokens_NL)
-            translators, state = _step(lm.config, steps, lm.params, translators, state, tokens_NL[chosen])
+            chosen = np.arange(number * size, (number + 1) * size) % len(rows)
+            translators, state = _step(lm.config, steps, lm.params, translators, state, rows.chosen(chosen))
             progress.update(1)
     return translators
 
 
 @partial(jax.jit, static_argnums=(0, 1))
-def _step(model: ModelConfig, steps: int, params: dict, translators: dict, state, tokens_BL):
+def _step(model: ModelConfig, steps: int, params: dict, translators: dict, state, rows: Sequences):
     optimizer = optax.adam(optax.linear_schedule(RATE, 0.0, steps))
 
     def loss(translators):
-        return by_depth(model, params, translators, tokens_BL)["divergence"].mean(0).sum()
+        return by_depth(model, params, translators, rows)["divergence"].mean(0).sum()
 
     updates, state = optimizer.update(jax.grad(loss)(translators), state)
     return optax.apply_updates(translators, updates), state

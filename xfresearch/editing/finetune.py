@@ -13,18 +13,17 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from xfresearch.analysis.coefficients import where
 from xfresearch.analysis.prompts import prompt_of
+from xfresearch.analysis.sequences import passed
 from xfresearch.data.facts import Fact
 from xfresearch.data.records import Record
 from xfresearch.editing import report
 from xfresearch.editing.report import Edit
 from xfresearch.editing.requests import check_numbers, memory_of, prepared
 from xfresearch.editing.texts import fitting
-from xfresearch.editing.values import leaf_of, path_of, with_leaf
+from xfresearch.editing.values import leaf_of, name_of, path_of, with_leaf
 from xfresearch.kernels.cross_entropy import token_nll
-from xfresearch.models import layers
-from xfresearch.models.inputs import forward
+from xfresearch.loading.edits import with_leaf as with_parameter
 from xfresearch.models.model_config import ModelConfig
 from xfresearch.runtime.progress import stage
 
@@ -76,14 +75,14 @@ def _report(lm, requests, memory: str, method: str, settings: dict, largest: flo
 
 def _tuned(lm, requests, memory: str, method: str, settings: dict, largest: float):
     """The edited model, and the edits."""
-    tokens_NL, is_new_NL = fitting(lm, [prompt_of(lm, record, record.target_new) for record in requests])
+    rows, is_new_NL = fitting(lm, [prompt_of(lm, record, record.target_new) for record in requests])
     path = path_of(lm, memory)
     start = leaf_of(lm, memory, path)
     optimizer = optax.adam(settings["rate"])
     leaf, state, losses = start, optimizer.init(start), []
     with stage(method, settings["steps"], "steps") as progress:
         for step in range(settings["steps"] + 1):
-            loss, slope, log_p_N = _loss_and_slope(lm.config, memory, path, lm.params, leaf, tokens_NL, is_new_NL)
+            loss, slope, log_p_N = _loss_and_slope(lm.config, memory, path, lm.params, leaf, rows, is_new_NL)
             losses.append(float(loss))
             if losses[-1] < ENOUGH or step == settings["steps"]:
                 break
@@ -97,13 +96,13 @@ def _tuned(lm, requests, memory: str, method: str, settings: dict, largest: floa
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2))
-def _loss_and_slope(model: ModelConfig, memory: str, path: tuple[str, ...], params: dict, leaf, tokens_NL, is_new_NL):
+def _loss_and_slope(model: ModelConfig, memory: str, path: tuple[str, ...], params: dict, leaf, rows, is_new_NL):
     """The loss, its gradient for the parameter, and the log probability of each new object [N]."""
 
     def loss(leaf):
-        changed = layers.put_leaf(model, params, where(memory)[0], path, leaf)
-        lm, out = forward(model, changed, tokens_NL)
-        nll_NL = token_nll(out.hidden_BLD[:, :-1], lm.logit_head(), tokens_NL[:, 1:])[0] * is_new_NL[:, 1:]
+        changed = with_parameter(model, params, name_of(memory, path), leaf)
+        lm, out = passed(model, changed, rows)
+        nll_NL = token_nll(out.hidden_BLD[:, :-1], lm.logit_head(), rows.tokens_NL[:, 1:])[0] * is_new_NL[:, 1:]
         return (nll_NL.sum(1) / is_new_NL.sum(1)).mean(), -nll_NL.sum(1)
 
     (value, log_p_N), slope = jax.value_and_grad(loss, has_aux=True)(leaf)

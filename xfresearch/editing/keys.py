@@ -4,6 +4,9 @@
          after each of some prefixes that the model writes itself (Meng et al. 2022, eq. 3)
     C    E[m m^T] over the tokens of a corpus, not centred; for slots the sum over the heads of a group
 
+With an encoder the subject stands in the source: keys are those of a memory of the encoder there, and C that over the
+sources of a corpus, without padding.
+
 C depends on the model and the text, not on the request: it is computed once and kept in the cache under the hash of both. An
 interrupted pass goes on where it was.
 """
@@ -14,30 +17,33 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from xfresearch.analysis.coefficients import of_keys, sites
+from xfresearch.analysis.coefficients import of_encoder, of_keys, sites
+from xfresearch.analysis.sequences import Sequences, passed, sequences
 from xfresearch.analysis.unfinished import Unfinished, digest_of
 from xfresearch.data.cache import cache_root
 from xfresearch.data.records import Record
 from xfresearch.editing.texts import fitting, prompts_after
 from xfresearch.editing.values import values_of
-from xfresearch.models.inputs import forward
 from xfresearch.models.model_config import ModelConfig
-from xfresearch.models.taps import captured, request
+from xfresearch.models.taps import ENCODER, captured, request
 from xfresearch.runtime.errors import UserError
 from xfresearch.runtime.progress import stage
 
 PREFIXES = ((10, 5), (10, 10))  # (how many, tokens of each), as in the published code
 TOKENS = 100_000  # for C
 BATCH = 8
+PREFIX = f"{ENCODER}."
 RIDGE = 1e-2  # of the mean of C's diagonal: units that are never active have no variance
 
 
 def prefixes_of(lm, seed: int = 0) -> list[str]:
-    """Texts before the prompt: an empty one, and texts that the model writes, each with a full stop."""
+    """Texts before the prompt: an empty one, and texts that the model writes, each with a full stop; with an encoder those
+    after an empty source."""
     prefixes = [""]
     for count, length in PREFIXES:
+        source = {"source": [""] * count} if lm.config.encoder else {}
         seeds = [seed * 1000 + len(prefixes) + number for number in range(count)]
-        texts = lm.generate([""] * count, max_new_tokens=length, temperature=1.0, top_p=1.0, seed=seeds)
+        texts = lm.generate([""] * count, max_new_tokens=length, temperature=1.0, top_p=1.0, seed=seeds, **source)
         prefixes += [f"{text.strip().rstrip('.')}. " for text in texts]
     return prefixes
 
@@ -46,18 +52,17 @@ def keys_of(lm, memory: str, record: Record, prefixes: list[str]) -> np.ndarray:
     """[J, H, M] in float64: the coefficients at the last token of the subject after each prefix. Raises UserError for a text
     beyond the model's table of positions."""
     prompts = [prompt._replace(target=()) for prompt in prompts_after(lm, record, prefixes)]
-    tokens_JL = fitting(lm, prompts)[0]
-    m_JLK = coefficients(lm.config, memory, lm.params, tokens_JL)
+    m_JLK = coefficients(lm.config, memory, lm.params, fitting(lm, prompts)[0])
     last_J = np.array([prompt.last for prompt in prompts])
     m_JK = np.asarray(m_JLK[jnp.arange(len(prompts)), last_J], np.float64)
     return m_JK.reshape(len(m_JK), -1, values_of(lm, memory).values_GMV.shape[1])
 
 
 @partial(jax.jit, static_argnums=(0, 1))
-def coefficients(model: ModelConfig, memory: str, params: dict, tokens_BL):
+def coefficients(model: ModelConfig, memory: str, params: dict, rows: Sequences):
     """[B, L, K]: the coefficients of a memory; those of experts times their gates."""
     names = sites(model, memory)
-    out = forward(model, params, tokens_BL, request(model, names))[1]
+    out = passed(model, params, rows, request(model, names))[1]
     return of_keys(model, memory, captured(model, out.captures, names), gated=True)
 
 
@@ -65,29 +70,37 @@ def covariance(lm, memory: str, data: str = "", tokens: int = TOKENS) -> np.ndar
     """C [G, M, M] of a memory, in float64, over the first `tokens` tokens of the train split of `data` (by default the first
     corpus of the model's run). Products, and their sums over BATCH rows, are in float32 at least. Raises UserError if the
     text cannot be read, or has less than a row."""
-    length = lm.run.sequence_length
-    batches = list(lm.batches(data, "train", limit=max(1, tokens // length)))
-    if not batches:
-        what = f"its train split is shorter than one row of {length} tokens, the model's sequence_length"
-        raise UserError(f"data={data or lm.run.data.corpus[0]!r} is not allowed: {what}")
-    tokens_NL = np.concatenate(batches)
-    of = ("covariance", _summed(lm.config).name, memory, lm.config, lm.params, tokens_NL)
+    rows = _rows(lm, data, tokens)
+    read_NL = np.asarray(rows.of(PREFIX).real_NL if of_encoder(memory) else rows.real_NL)
+    of = ("covariance", _summed(lm.config).name, memory, lm.config, lm.params, rows)
     kept = Unfinished(cache_root(lm.run.data) / "covariance" / f"{digest_of(*of)}.npz", *of)
     values = values_of(lm, memory)
     heads, M = sum(map(len, values.groups())), values.values_GMV.shape[1]
     state: dict = {"sum": np.zeros((heads, M, M)), "next": 0}
     state |= kept.load()
     sum_HMM, first = np.array(state["sum"]), int(state["next"])
-    if first < len(tokens_NL):
-        with stage(f"covariance of {memory}", tokens_NL.size, "tokens") as progress:
-            progress.update(first * length)
-            for row in range(first, len(tokens_NL), BATCH):
-                tokens_BL = tokens_NL[row : row + BATCH]
-                sum_HMM += np.asarray(_moments(lm.config, memory, M, lm.params, tokens_BL), np.float64)
-                kept.save({"sum": sum_HMM, "next": row + len(tokens_BL)})
-                progress.update(tokens_BL.size)
-        kept.save({"sum": sum_HMM, "next": len(tokens_NL)}, ended=True)
-    return np.stack([sum_HMM[group].sum(0) for group in values.groups()]) / tokens_NL.size
+    if first < len(rows):
+        with stage(f"covariance of {memory}", len(rows), "rows") as progress:
+            progress.update(first)
+            for row in range(first, len(rows), BATCH):
+                some, real_BL = rows.chosen(slice(row, row + BATCH)), read_NL[row : row + BATCH]
+                sum_HMM += np.asarray(_moments(lm.config, memory, M, lm.params, some, real_BL), np.float64)
+                kept.save({"sum": sum_HMM, "next": row + len(some)})
+                progress.update(len(some))
+        kept.save({"sum": sum_HMM, "next": len(rows)}, ended=True)
+    return np.stack([sum_HMM[group].sum(0) for group in values.groups()]) / read_NL.sum()
+
+
+def _rows(lm, data: str, tokens: int) -> Sequences:
+    """About that many tokens of the train split of `data`; with an encoder, of its sources."""
+    if lm.config.encoder:
+        return sequences(lm, data or None, max(1, tokens // lm.run.source_length), split="train")
+    length = lm.run.sequence_length
+    parts = list(lm.batches(data, "train", limit=max(1, tokens // length)))
+    if not parts:
+        what = f"its train split is shorter than one row of {length} tokens, the model's sequence_length"
+        raise UserError(f"data={data or lm.run.data.corpus[0]!r} is not allowed: {what}")
+    return Sequences(np.concatenate(parts))
 
 
 def _summed(model: ModelConfig) -> np.dtype:
@@ -102,8 +115,8 @@ def ridged(C_GMM: np.ndarray, ridge: float) -> np.ndarray:
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2))
-def _moments(model: ModelConfig, memory: str, M: int, params: dict, tokens_BL):
-    """[H, M, M]: the sum of m m^T over the tokens."""
-    m_BLK = coefficients(model, memory, params, tokens_BL)
+def _moments(model: ModelConfig, memory: str, M: int, params: dict, rows: Sequences, real_BL):
+    """[H, M, M]: the sum of m m^T over the tokens that are no padding."""
+    m_BLK = jnp.where(real_BL[..., None], coefficients(model, memory, params, rows), 0)
     m_BLHM = m_BLK.reshape(*m_BLK.shape[:2], -1, M).astype(_summed(model))
     return jnp.einsum("blhm,blhn->hmn", m_BLHM, m_BLHM, precision="highest")

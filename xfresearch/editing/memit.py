@@ -130,5 +130,6 @@ def streams(lm, memory: str, site: str, requests: Sequence[Record]) -> np.ndarra
     stream_ND = []
     for record in requests:
         prompt = prompt_of(lm, record, record.target_new)._replace(target=())
-        stream_ND.append(np.asarray(lm.capture(fitting(lm, [prompt])[0], tap)[tap][0, prompt.last], np.float64))
+        row = fitting(lm, [prompt])[0]
+        stream_ND.append(np.asarray(lm.capture(names=tap, **row.arguments())[tap][0, prompt.last], np.float64))
     return np.stack(stream_ND)

@@ -22,9 +22,11 @@ import numpy as np
 import optax
 
 from xfresearch.analysis.coefficients import written_by
+from xfresearch.analysis.prompts import read
+from xfresearch.analysis.sequences import Sequences, passed
+from xfresearch.analysis.tap_vectors import stack_of
 from xfresearch.data.records import Record
 from xfresearch.editing.texts import essence_of, fitting, prompts_after
-from xfresearch.models.inputs import forward
 from xfresearch.models.model_config import ModelConfig
 from xfresearch.models.taps import Patch, captured, request
 
@@ -54,10 +56,10 @@ class Optimised(NamedTuple):
 class _Texts(NamedTuple):
     """Prompts with the new object, then the essence prompt."""
 
-    tokens_BL: np.ndarray
+    rows: Sequences
     subject_B: np.ndarray  # position of the last token of the subject
     target_BL: np.ndarray  # bool: the tokens of the new object
-    last: int  # the last token of the essence prompt
+    last: int  # the last token that is read of the essence prompt
 
 
 def delta_for(
@@ -87,16 +89,16 @@ def delta_for(
 def _texts(lm, records: Sequence[Record], prefixes: list[str]) -> _Texts:
     essence = essence_of(lm, records[0])
     prompts = [*(prompt for record in records for prompt in prompts_after(lm, record, prefixes)), essence]
-    tokens_BL, target_BL = fitting(lm, prompts)
+    rows, target_BL = fitting(lm, prompts)
     subject_B = np.array([prompt.last for prompt in prompts])
-    return _Texts(tokens_BL, subject_B, target_BL, len(essence.tokens) - 1)
+    return _Texts(rows, subject_B, target_BL, int(read(lm, [essence])[1][0]))
 
 
 def _pass(model: ModelConfig, tap: str, params: dict, texts: _Texts, delta_D):
     """The bound model and its output with delta at the last token of each subject."""
-    here_BL = jnp.arange(texts.tokens_BL.shape[1]) == texts.subject_B[:, None]
+    here_BL = jnp.arange(stack_of(texts.rows, tap).tokens_NL.shape[1]) == texts.subject_B[:, None]
     patch = Patch(jnp.add, (delta_D,), here_BL)
-    return forward(model, params, texts.tokens_BL, request(model, [tap], {tap: patch}))
+    return passed(model, params, texts.rows, request(model, [tap], {tap: patch}))
 
 
 @partial(jax.jit, static_argnums=(0, 1))
@@ -116,7 +118,7 @@ def _loss_and_slope(model, tap: str, params: dict, texts: _Texts, weights, value
     def loss(delta_D):
         lm, out = _pass(model, tap, params, texts, delta_D)
         log_p_BLV = jax.nn.log_softmax(lm.logits(out.hidden_BLD[:-1]))
-        own_BL = jnp.take_along_axis(log_p_BLV[:, :-1], texts.tokens_BL[:-1, 1:, None], -1)[..., 0]
+        own_BL = jnp.take_along_axis(log_p_BLV[:, :-1], texts.rows.tokens_NL[:-1, 1:, None], -1)[..., 0]
         target_BL = texts.target_BL[:-1, 1:]
         target_B = jnp.where(target_BL, own_BL, 0.0).sum(1)
         nll = -(target_B / target_BL.sum(1)).mean()

@@ -6,13 +6,14 @@ from typing import NamedTuple
 
 import numpy as np
 
+from xfresearch.analysis.prompts import check_asked
 from xfresearch.analysis.recall import score
 from xfresearch.analysis.result import LineChart, Result, Table
-from xfresearch.data.facts import Fact, sentence
+from xfresearch.analysis.sequences import sequences
+from xfresearch.data.facts import Fact
 from xfresearch.data.records import Record
 from xfresearch.editing.scores import KINDS, Measured, joined, measure, summary
 from xfresearch.loading import edits as carried
-from xfresearch.models.model_config import longest_sequence
 from xfresearch.pages.charts import Curve
 from xfresearch.runtime.errors import UserError
 from xfresearch.runtime.progress import stage
@@ -178,8 +179,11 @@ def drift(lm, requests: Sequence[Record], known: Sequence[Fact] | None = None) -
 
 def _fits(lm, fact: Fact) -> bool:
     """Whether the model's table of positions is long enough for the sentence that asks for the fact."""
-    longest = longest_sequence(lm.config)
-    return not longest or len(lm.tokenizer.encode(sentence(_asked(fact), fact.object).encode())) < longest
+    try:
+        check_asked(lm, _asked(fact), [fact.object])
+    except UserError:
+        return False
+    return True
 
 
 def _asked(fact: Fact) -> str:
@@ -188,15 +192,14 @@ def _asked(fact: Fact) -> str:
 
 
 def _bits_per_byte(lm) -> float:
-    """Of the first rows of the held-out text; NaN if there is none."""
+    """Of the first rows of the held-out text, or of the targets of held-out pairs; NaN if there is none."""
     try:
-        rows_NL = next(iter(lm.batches(batch_size=ROWS, limit=ROWS)), None)
+        rows = sequences(lm, None, ROWS)
     except UserError:  # a model from elsewhere may have no corpus here
         return np.nan
-    if rows_NL is None:
-        return np.nan
-    count = sum(len(lm.tokenizer.token_bytes[token]) for token in rows_NL[:, 1:].ravel())
-    value = float(np.asarray(lm.loss(rows_NL), np.float64).sum()) / np.log(2) / count
+    predicted_NL = np.asarray(rows.real_NL)[:, 1:]
+    count = sum(len(lm.tokenizer.token_bytes[token]) for token in np.asarray(rows.tokens_NL)[:, 1:][predicted_NL])
+    value = float(np.asarray(lm.loss(**rows.arguments()), np.float64)[predicted_NL].sum()) / np.log(2) / count
     return value if value == value else np.inf
 
 

@@ -5,16 +5,14 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-from xfresearch.analysis.coefficients import memory_names, sublayer_of, where
-from xfresearch.analysis.prompts import prompt_of
+from xfresearch.analysis.coefficients import memory_names, of_encoder, sublayer_of, where
+from xfresearch.analysis.prompts import check_asked, prompt_of
 from xfresearch.analysis.trace import CLASSES, trace
-from xfresearch.analysis.tracing import value_of
+from xfresearch.analysis.tracing import of_prompt, value_of
 from xfresearch.data.facts import Fact, facts_of
 from xfresearch.data.records import Record, read_record, record_of
 from xfresearch.editing.scores import prompts_of
 from xfresearch.loading.language_model import LanguageModel
-from xfresearch.models.inputs import encode
-from xfresearch.models.model_config import check_length, second_stack
 from xfresearch.runtime.errors import UserError, nearest
 
 TRACED = 24  # requests that choose the memory, at most
@@ -55,8 +53,6 @@ def prepared(
 
     Raises UserError for a request that cannot be made: an unknown relation or subject, an object that is missing or is the
     one before, tokens that the tokenizer cannot make."""
-    if why := second_stack(lm.config):
-        raise UserError(f"edits do not apply to this model: {why}")
     if not requests:
         raise UserError("requests=[] is not allowed: there must be at least one")
     if lm.tokenizer is None:
@@ -73,7 +69,7 @@ def prepared(
             raise UserError(f"request {number}, {completed[-1].text!r}: {what}")
         prompt_of(lm, completed[-1], completed[-1].target_new)
         for _, text, *objects in prompts_of(completed[-1]):  # of the metrics: an error now, not later
-            check_length(lm.config, max(len(encode(lm.config, lm.tokenizer, f"{text} {o}", "prompt")) for o in objects))
+            check_asked(lm, text, objects)
     return completed, known
 
 
@@ -108,15 +104,16 @@ def traced(lm: LanguageModel, requests: Sequence[Record]) -> str:
     best = {}
     for memory in memory_names(lm.config):
         number, sublayer = where(memory)
-        if "." not in sublayer:  # shared experts see all tokens: values.py
-            value = value_of(lm.config, sublayer_of(lm.config, memory))
+        value = value_of(lm.config, sublayer_of(lm.config, memory))
+        if "." not in sublayer and of_prompt(lm.config, value):  # shared experts see all tokens: values.py
             best[memory] = data[value][number, CLASSES.index("last subject")]
     return max(best, key=best.__getitem__)
 
 
 def memories_up_to(lm: LanguageModel, last: str, count: int) -> tuple[str, ...]:
     """`count` memories of the same sublayer that end with `last`, or the first `count` of them; fewer if there are fewer."""
-    same = [memory for memory in memory_names(lm.config) if where(memory)[1] == where(last)[1]]
+    of_stack = [memory for memory in memory_names(lm.config) if of_encoder(memory) == of_encoder(last)]
+    same = [memory for memory in of_stack if where(memory)[1] == where(last)[1]]
     start = max(0, same.index(last) + 1 - count)
     return tuple(same[start : start + count])
 

@@ -123,17 +123,19 @@ def harmonic(*scores) -> float:
 
 
 def _generated(lm, requests: Sequence[Record], seed: int) -> list[list[str]]:
-    """Texts that begin with the prompts of each request, with the prompts."""
+    """Texts that begin with the prompts of each request, with the prompts, which an encoder reads."""
     prompts = [(record.text, *record.paraphrases)[:TEXTS] for record in requests]
     flat = [text for texts in prompts for text in texts]
-    length = max(len(encode(lm.config, lm.tokenizer, text, "prompt")) for text in flat)
+    length = 1 if lm.config.encoder else max(len(encode(lm.config, lm.tokenizer, text, "prompt")) for text in flat)
     longest = longest_sequence(lm.config)
     room = min(TOKENS, longest - length) if longest else TOKENS
     if room < 1:
         return [[] for _ in requests]
     seeds = [seed + number for texts in prompts for number in range(len(texts))]
-    written = iter(lm.generate(flat, max_new_tokens=room, temperature=1.0, top_k=TOP_K, top_p=1.0, seed=seeds))
-    return [[text + next(written) for text in texts] for texts in prompts]
+    how: dict = {"max_new_tokens": room, "temperature": 1.0, "top_k": TOP_K, "top_p": 1.0, "seed": seeds}
+    written = iter(lm.generate(source=flat, **how) if lm.config.encoder else lm.generate(flat, **how))
+    joint = " " if lm.config.encoder else ""
+    return [[f"{text}{joint}{next(written)}" for text in texts] for texts in prompts]
 
 
 def _words(text: str) -> list[str]:

@@ -5,12 +5,14 @@ beyond would get the table's last position.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from xfresearch.analysis.prompts import Prompt, completed, prompt_of
+from xfresearch.analysis.sequences import Sequences
 from xfresearch.data.records import Record
-from xfresearch.models.model_config import check_length, longest_sequence
+from xfresearch.models.model_config import longest_sequence
 from xfresearch.runtime.errors import UserError
 
 ESSENCE = "{} is a"  # the prompt of the loss's second term (optimise.py): what the subject is should not change
@@ -31,18 +33,17 @@ def essence_of(lm, record: Record) -> Prompt:
     return prompt_of(lm, record._replace(prompt=ESSENCE), record.target_new)._replace(target=())
 
 
-def fitting(lm, prompts: Sequence[Prompt]) -> tuple[np.ndarray, np.ndarray]:
-    """Tokens int32[N, L] of prompts with their objects, and bool[N, L]: which are the objects'. Raises UserError for a text
+def fitting(lm, prompts: Sequence[Prompt]) -> tuple[Sequences, np.ndarray]:
+    """The rows of prompts with their objects, and bool[N, L]: which tokens are the objects'. Raises UserError for a text
     beyond the model's table of positions."""
-    check_length(lm.config, max(len(prompt.tokens) + len(prompt.target) for prompt in prompts))
+    rows, is_object_NL = completed(lm, prompts)
     longest = longest_sequence(lm.config) or None
-    tokens_NL, is_object_NL = completed(prompts)
-    return tokens_NL[:, :longest], is_object_NL[:, :longest]
+    return replace(rows, tokens_NL=rows.tokens_NL[:, :longest]), is_object_NL[:, :longest]
 
 
 def check_fit(lm, requests: Sequence[Record], prefixes: Sequence[str]) -> None:
     """Raises UserError for a request that is too long after one of the prefixes."""
-    if not longest_sequence(lm.config):
+    if not any(stack.longest for stack in lm.config.all_stacks):
         return
     for number, record in enumerate(requests):
         try:

@@ -29,9 +29,9 @@ import numpy as np
 from scipy import linalg
 from scipy.sparse import linalg as sparse_linalg
 
-from xfresearch.analysis.coefficients import sublayer_of, where
+from xfresearch.analysis.coefficients import of_encoder, sublayer_of, where, written_by
+from xfresearch.loading import edits
 from xfresearch.loading.language_model import LanguageModel
-from xfresearch.models import layers
 from xfresearch.models.sublayer import MemoryPart
 from xfresearch.runtime.errors import UserError
 
@@ -57,6 +57,9 @@ def values_of(lm: LanguageModel, memory: str) -> Values:
     """The values of a memory, such as 'blocks.3.feed_forward' (analysis/coefficients.py). Raises UserError if an edit cannot
     change them."""
     path, part = path_of(lm, memory), _part(lm, memory)
+    if lm.config.encoder and not of_encoder(memory):
+        what = "the subject stands in the source, which the decoder's memories do not read; give one of the encoder"
+        raise UserError(f"memory={memory!r} is not allowed with rome and memit: {what}, or use fine-tuning")
     value = np.asarray(leaf_of(lm, memory, path), np.float64)
     if not part.heads:
         return Values(path, part.gain, part.gain * value.reshape(1, -1, value.shape[-1]), None)  # of experts E F rows
@@ -96,12 +99,17 @@ def with_change(lm: LanguageModel, memory: str, change_GMV: np.ndarray) -> Langu
 
 def leaf_of(lm: LanguageModel, memory: str, path: tuple[str, ...]):
     """A parameter of the layer of a memory."""
-    return layers.get_leaf(lm.config, lm.params, where(memory)[0], path)
+    return edits.leaf_of(lm.config, lm.params, name_of(memory, path))
+
+
+def name_of(memory: str, path: tuple[str, ...]) -> str:
+    """The name of a parameter of the layer of a memory (loading/edits.py)."""
+    return ".".join((written_by(memory).rpartition(".")[0], *path))
 
 
 def with_leaf(lm: LanguageModel, memory: str, path: tuple[str, ...], leaf) -> LanguageModel:
     """The model with another parameter in the layer of a memory."""
-    return lm.with_params(layers.put_leaf(lm.config, lm.params, where(memory)[0], path, leaf))
+    return lm.with_params(edits.with_leaf(lm.config, lm.params, name_of(memory, path), leaf))
 
 
 def factored(covariance_GMM: np.ndarray) -> list:

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from xfresearch.models import decoding
 from xfresearch.models.sampling import Sampling
+from xfresearch.models.sources import padded
 from xfresearch.runtime.errors import UserError
 from xfresearch.sharding import placing
 
@@ -30,8 +31,11 @@ def make_request(tokens: Sequence[int], settings: dict, length: int) -> Request:
     return Request(tuple(tokens[max_new_tokens - length :]), tuple(settings["until"]), max_new_tokens, sampling)
 
 
-def generate(lm, requests: Sequence[Request], batch_size: int, mesh=None) -> Iterator[list[tuple[int, str]]]:
-    """Yields, batch by batch, (index, text) of the finished requests."""
+def generate(
+    lm, requests: Sequence[Request], batch_size: int, mesh=None, sources: Sequence[list[int]] = ()
+) -> Iterator[list[tuple[int, str]]]:
+    """Yields, batch by batch, (index, text) of the finished requests. sources: what an encoder reads for each, if there is
+    one."""
     groups: dict = {}  # a batch has one number of new tokens and one way of sampling
     for index, request in enumerate(requests):
         groups.setdefault((request.max_new_tokens, request.sampling), []).append(index)
@@ -39,11 +43,14 @@ def generate(lm, requests: Sequence[Request], batch_size: int, mesh=None) -> Ite
         indices.sort(key=lambda index: -len(requests[index].tokens))
         for first in range(0, len(indices), batch_size):
             batch = indices[first : first + batch_size]
-            texts = complete(lm, [requests[index] for index in batch], max_new_tokens, sampling, seed=first, mesh=mesh)
+            asked, read = ([of[index] for index in batch if of] for of in (requests, sources))
+            texts = complete(lm, asked, max_new_tokens, sampling, seed=first, mesh=mesh, sources=read)
             yield list(zip(batch, texts, strict=True))
 
 
-def complete(lm, requests: list[Request], max_new_tokens: int, sampling: tuple, seed: int, mesh=None) -> list[str]:
+def complete(
+    lm, requests: list[Request], max_new_tokens: int, sampling: tuple, seed: int, mesh=None, sources: Sequence = ()
+) -> list[str]:
     """The text after each prompt, up to the first of its stop strings. Decoding ends once all texts have ended."""
     texts = [""] * len(requests)
     readers = [lm.tokenizer.decode_stream() for _ in requests]
@@ -52,6 +59,7 @@ def complete(lm, requests: list[Request], max_new_tokens: int, sampling: tuple, 
     prompts = [request.tokens for request in islice(cycle(requests), size)]
     settings = Sampling(*sampling) if sampling else Sampling(temperature=0.0)
     limits = {"stops": lm.tokenizer.stops, "vocab_size": lm.tokenizer.vocab_size}
+    limits |= {"source": padded([*islice(cycle(sources), size)])} if sources else {}
     for chunk in decoding.generate(lm.config, lm.params, prompts, max_new_tokens, settings, seed, **limits, mesh=mesh):
         for row, (tokens, request) in enumerate(zip(chunk, requests, strict=False)):  # the rows after are padding
             texts[row] += readers[row].push(tokens)

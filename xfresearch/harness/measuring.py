@@ -18,7 +18,7 @@ from xfresearch.evaluation.losses import batch_size
 from xfresearch.harness import tasks
 from xfresearch.loading import loading
 from xfresearch.loading.language_model import LanguageModel
-from xfresearch.models.model_config import check_length, longest_sequence, second_stack
+from xfresearch.models.model_config import check_length, longest_sequence
 from xfresearch.runtime import distributed
 from xfresearch.runtime.errors import UserError
 from xfresearch.runtime.files import files_in, finite, in_bucket, inside, read_object, write_text
@@ -34,8 +34,6 @@ def measure(path: str, lm: LanguageModel, mesh, options) -> dict:
     """The metrics of every task, and the values and questions that an item-by-item comparison needs."""
     if not lm.config.causal:
         raise UserError(f"--tasks is not allowed with {path}: the model is not causal, so text has no likelihood")
-    if why := second_stack(lm.config):
-        raise UserError(f"--tasks is not allowed with {path}: {why}")
     if lm.tokenizer is None:
         raise UserError(f"--tasks is not allowed with {path}: the model has no tokenizer")
     length = max_length(lm, options.sequence_length)
@@ -86,10 +84,12 @@ def run_tasks(path: str, lm: LanguageModel, mesh, length: int, folder: Path, opt
 
     from xfresearch.harness.adapter import Adapter
     from xfresearch.harness.items import Items
+    from xfresearch.harness.paired import PairedAdapter
 
     items = Items(inside(folder, "items.jsonl") if distributed.first() else None)
     items.update(distributed.shared(dict(items)))
-    model = Adapter(lm, items, length, batch_size(lm.run, options.batch_size), mesh, path)
+    interface = PairedAdapter if lm.config.encoder else Adapter
+    model = interface(lm, items, length, batch_size(lm.run, options.batch_size), mesh, path)
     with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
         return evaluator.evaluate(lm=model, task_dict=loaded, limit=options.limit or None, bootstrap_iters=RESAMPLES)
 

@@ -18,7 +18,7 @@ from xfresearch.evaluation.losses import on_host
 from xfresearch.kernels.cross_entropy import token_nll
 from xfresearch.kernels.defaults import fast_layers
 from xfresearch.models import transformer
-from xfresearch.models.context import AUTO, Context, Execution
+from xfresearch.models.context import AUTO, SOURCE, Context, Execution, source_in
 from xfresearch.models.model_config import ModelConfig
 from xfresearch.sharding import placing
 
@@ -28,10 +28,11 @@ LONGEST = 2048  # for the size of batches, longer models count as this long, bec
 
 
 class Window(NamedTuple):
-    """Tokens: all but the last are inputs, the last `scored` are predicted."""
+    """Tokens: all but the last are inputs, the last `scored` are predicted. source: what an encoder reads."""
 
     tokens: list[int]
     scored: int
+    source: tuple[int, ...] = ()
 
 
 class Row(NamedTuple):
@@ -39,6 +40,7 @@ class Row(NamedTuple):
 
     inputs: tuple[int, ...]
     windows: list[tuple[int, list[int]]]
+    source: tuple[int, ...] = ()
 
     @property
     def target_count(self) -> int:
@@ -72,7 +74,8 @@ def make_scorer(model: ModelConfig, rows: int = 0, mesh=None, execution: Executi
     @jax.jit
     def scorer(params, inputs, targets):
         lm = transformer.bind(model, params)
-        ctx = Context(inputs["positions"], inputs["segments"], mesh=mesh, execution=execution)
+        source = source_in(inputs)
+        ctx = Context(inputs["positions"], inputs["segments"], source=source, mesh=mesh, execution=execution)
         hidden_BLD = lm(inputs["tokens"], ctx, layers=layers).hidden_BLD
         hidden_BSD = jnp.take_along_axis(hidden_BLD, targets["index"][..., None], 1)
         return token_nll(hidden_BSD, lm.logit_head(), targets["tokens"], rows, mesh)
@@ -136,8 +139,8 @@ def make_rows(requests: Sequence[list[Window]]) -> list[Row]:
     """One row for each distinct input."""
     rows: dict = {}
     for index, windows in enumerate(requests):
-        for tokens, scored in windows:
-            row = rows.setdefault(inputs := tuple(tokens[:-1]), Row(inputs, []))
+        for tokens, scored, source in windows:
+            row = rows.setdefault((inputs := tuple(tokens[:-1]), source), Row(inputs, [], source))
             row.windows.append((index, tokens[len(tokens) - scored :]))
     return list(rows.values())
 
@@ -157,7 +160,20 @@ def make_batch(rows: list[Row], count: int, tokens: int, targets: int, mesh=None
         # strict=False: a row without targets has no pairs.
         for name, values in zip(("index", "tokens"), zip(*pairs, strict=True), strict=False):
             predicted[name][number, : len(pairs)] = values
-    return place_inputs(inputs), place_targets(predicted)
+    return place_inputs(inputs) | _sources(rows, count, mesh), place_targets(predicted)
+
+
+def _sources(rows: list[Row], count: int, mesh) -> dict:
+    """The arrays of the sources [count, S] of a batch; {} without an encoder."""
+    if not any(row.source for row in rows):
+        return {}
+    length = _round_up(SHORTEST, max(len(row.source) for row in rows), 2)
+    tokens_BS, segments_BS = np.zeros((2, count, length), np.int32)
+    for number, row in enumerate(rows):
+        tokens_BS[number, : len(row.source)], segments_BS[number, : len(row.source)] = row.source, 1
+    positions_BS = np.broadcast_to(np.arange(length, dtype=np.int32), (count, length))
+    _, place = placing.batch_placer(mesh, count, length)
+    return place(dict(zip(SOURCE, (tokens_BS, segments_BS, positions_BS), strict=True)))
 
 
 def window_scores(rows: list[Row], nll_BS, correct_BS) -> Iterator[tuple[int, float, bool]]:

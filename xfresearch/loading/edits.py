@@ -14,6 +14,8 @@ import numpy as np
 
 from xfresearch.models import layers
 from xfresearch.models.model_config import ModelConfig
+from xfresearch.models.stack import StackConfig
+from xfresearch.models.taps import ENCODER
 from xfresearch.runtime.arrays import read_arrays, write_arrays
 from xfresearch.runtime.errors import UserError
 from xfresearch.runtime.files import exists, files_in, inside, read_bytes, read_object, write_bytes, write_json
@@ -32,10 +34,14 @@ class Applied(NamedTuple):
     folder: tuple = ()  # the arguments of files.inside for the directory that the edit was read from
 
 
-def pairs(model: ModelConfig, a: dict, b: dict) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
+def pairs(model: StackConfig, a: dict, b: dict) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
     """(name, array of a, array of b) of two trees of parameters, layer by layer: 'embed.table',
-    'blocks.3.feed_forward.down.kernel'. Arrays that are the same object in both are left out."""
-    top = [{key: tree for key, tree in params.items() if key != "blocks"} for params in (a, b)]
+    'blocks.3.feed_forward.down.kernel'. Those of an encoder begin with 'encoder.'. Arrays that are the same object in both
+    are left out."""
+    if encoder := getattr(model, ENCODER, None):
+        for name, old, new in pairs(encoder, a[ENCODER], b[ENCODER]):
+            yield f"{ENCODER}.{name}", old, new
+    top = [{key: tree for key, tree in params.items() if key not in ("blocks", ENCODER)} for params in (a, b)]
     for name, old, new in _leaves(*top):
         yield name, np.asarray(old), np.asarray(new)
     for layer in layers.layers(model):
@@ -79,11 +85,31 @@ def applied(model: ModelConfig, before: dict, after: dict, record: dict) -> Appl
 def undone(model: ModelConfig, params: dict, edit: Applied) -> dict:
     """The parameters before the edit."""
     for name in edit.before:
-        _, number, *path = name.split(".")
-        leaf = layers.get_leaf(model, params, int(number), tuple(path))
-        before = np.frombuffer(edit.before[name].tobytes(), leaf.dtype).reshape(leaf.shape)
-        params = layers.put_leaf(model, params, int(number), tuple(path), before)
+        leaf = leaf_of(model, params, name)
+        params = with_leaf(model, params, name, np.frombuffer(edit.before[name].tobytes(), leaf.dtype).reshape(leaf.shape))
     return params
+
+
+def leaf_of(model: StackConfig, params: dict, name: str) -> jax.Array:
+    """The parameter of a layer by its name in `pairs`."""
+    if name.startswith(f"{ENCODER}."):
+        return leaf_of(_encoder(model), params[ENCODER], name.removeprefix(f"{ENCODER}."))
+    _, number, *path = name.split(".")
+    leaf: jax.Array = layers.get_leaf(model, params, int(number), tuple(path))
+    return leaf
+
+
+def with_leaf(model: StackConfig, params: dict, name: str, value) -> dict:
+    """`params` with the parameter of a layer replaced. All other arrays are those of `params`, not copies."""
+    if name.startswith(f"{ENCODER}."):
+        return params | {ENCODER: with_leaf(_encoder(model), params[ENCODER], name.removeprefix(f"{ENCODER}."), value)}
+    _, number, *path = name.split(".")
+    return layers.put_leaf(model, params, int(number), tuple(path), value)
+
+
+def _encoder(model) -> StackConfig:
+    encoder: StackConfig = model.encoder
+    return encoder
 
 
 def save(directory, edits: tuple[Applied, ...]) -> None:

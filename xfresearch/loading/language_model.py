@@ -219,9 +219,10 @@ class LanguageModel:
         for first in range(0, len(rows_NL), batch_size):
             yield rows_NL[first : first + batch_size]
 
-    def memory(self, layer: int, sublayer: str = "") -> Memory:
+    def memory(self, layer: int | str, sublayer: str = "") -> Memory:
         """`.keys`, `.values` (and `.multipliers`) of a feed-forward layer, its experts, or attention's persistent slots
-        (see models/memories.py for the shapes). The tap 'blocks.<layer>.<sublayer>.coefficients' has the coefficients."""
+        (see models/memories.py for the shapes). The tap 'blocks.<layer>.<sublayer>.coefficients' has the coefficients.
+        `layer` may also be the name of the memory, such as 'encoder.blocks.0.feed_forward'."""
         return memory(self.config, self.params, layer, sublayer)
 
     def tap_names(self) -> list[str]:

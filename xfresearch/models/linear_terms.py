@@ -33,10 +33,15 @@ class LinearTerm(NamedTuple):
 
     def matrix(self, params: Mapping):
         """The matrix that multiplies the stream, from the parameters {path: array} of a sublayer."""
-        kernel, of = params[self.kernel], self.kernel.rpartition("/")[0]
-        if f"{of}/identity_gain" not in params:
-            return kernel
-        return identity_plus(kernel, params[f"{of}/identity_gain"], params[f"{of}/weight_gain"])
+        return matrix_of(self.kernel, params)
+
+
+def matrix_of(path: str, params: Mapping):
+    """The matrix of a linear map whose kernel has this path, of the parameters of a sublayer, {path: array}."""
+    kernel, of = params[path], path.rpartition("/")[0]
+    if f"{of}/identity_gain" not in params:
+        return kernel
+    return identity_plus(kernel, params[f"{of}/identity_gain"], params[f"{of}/weight_gain"])
 
 
 def linear_terms(options: SublayerConfig, axes: Mapping[str, Axes]) -> list[LinearTerm]:

@@ -13,12 +13,26 @@ from xfresearch.models.sublayer import Memory
 from xfresearch.runtime.errors import UserError
 
 
-def memory(model: ModelConfig, params: dict[str, Any], layer: int, sublayer: str = "") -> Memory:
+def memory_of(model: ModelConfig, params: dict[str, Any], name: str) -> Memory:
+    """The memory with this name, in either stack: 'blocks.0.feed_forward.shared', 'encoder.blocks.0.feed_forward'. Raises
+    UserError if there is none."""
+    for bound in transformer.bind(model, params).sublayers(has="memory_parts"):
+        path = bound.sublayer.path
+        for part, memory in bound.module.memories(model.param_dtype).items() if f"{name}.".startswith(f"{path}.") else ():
+            if name == (f"{path}.{part}" if part else path):
+                return memory
+    raise UserError(f"{name!r} has no memory: it must be the path of a sublayer with one, such as 'blocks.0.feed_forward'")
+
+
+def memory(model: ModelConfig, params: dict[str, Any], layer: int | str, sublayer: str = "") -> Memory:
     """The memory of a sublayer of `layer`: 'feed_forward' (all of its experts), 'feed_forward.shared' (shared experts)
-    or 'attention'. By default it is that of the last sublayer with a memory.
+    or 'attention'. By default it is that of the last sublayer with a memory. With a name in place of the layer, see
+    memory_of.
 
     Raises UserError if the layer does not exist or the sublayer has no memory.
     """
+    if isinstance(layer, str):
+        return memory_of(model, params, layer)
     parts = {
         f"{bound.sublayer.name}.{part}" if part else bound.sublayer.name: memory
         for bound in transformer.bind(model, params).sublayers(has="memory_parts", layer=layer)

@@ -16,7 +16,7 @@ from xfresearch.models.block_config import BlockConfig
 from xfresearch.models.connections.connection import Connection
 from xfresearch.models.layers import Layer
 from xfresearch.models.layouts import Branch
-from xfresearch.models.linear_terms import LinearTerm, linear_terms
+from xfresearch.models.linear_terms import LinearTerm, linear_terms, matrix_of
 from xfresearch.models.norms import NormSpec
 from xfresearch.models.place import Place
 from xfresearch.models.sublayer import SublayerConfig, SublayerModule
@@ -54,6 +54,11 @@ class Sublayer:
         """'blocks.3.attention' or 'encoder.blocks.3.attention', the first part of the names of its taps."""
         return f"{self.prefix}blocks.{self.layer.number}.{self.name}"
 
+    @property
+    def stack(self) -> str:
+        """The name of its stack of layers in a Request and in captures: 'main' or 'encoder/main'."""
+        return f"{self.prefix.replace('.', '/')}{self.layer.stack}"
+
     def norm(self, at: str) -> NormSpec | None:
         """Its norm at 'in', 'out' or 'post'; None without."""
         return self.block.norm_at(f"{self.name}_{at}") if at in self.branch.norms else None
@@ -76,9 +81,10 @@ class Bound:
         return linear_terms(self.sublayer.options, {path: each.axes for path, each in self._variables().items()})
 
     def matrix(self, part: str) -> jax.Array | None:
-        """The matrix that reads the stream in a part such as 'query', or writes to it in 'output'; None without a matrix."""
+        """The matrix that reads the stream in a part such as 'query', or the source in those of cross-attention, or that
+        writes to the stream in 'output'; None without a matrix."""
         arrays = {path: each[...] for path, each in self._variables().items()}
-        return next((term.matrix(arrays) for term in self.terms if term.kernel == f"{part}/kernel"), None)
+        return matrix_of(f"{part}/kernel", arrays) if f"{part}/kernel" in arrays else None
 
     def _variables(self) -> dict[str, nnx.Variable]:
         return {"/".join(map(str, path)): each for path, each in nnx.to_flat_state(nnx.state(self.module))}

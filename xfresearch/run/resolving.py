@@ -7,7 +7,7 @@ from xfresearch.config.fields import check_read
 from xfresearch.config.options import DataConfig
 from xfresearch.config.reading import from_dict
 from xfresearch.data.labels import TEXT_OPTIONS, open_data_set, trains_on_labels
-from xfresearch.models.model_config import LIMITS, ModelConfig, longest_sequence, resolve_model, second_stack
+from xfresearch.models.model_config import LIMITS, ModelConfig, longest_sequence, resolve_model
 from xfresearch.run.config import Config
 from xfresearch.runtime.errors import require
 
@@ -41,8 +41,6 @@ def _with_source_length(config: Config, model: ModelConfig) -> ModelConfig:
         require(not length, "source_length", length, allowed)
         return model
     require(length > 0, "source_length", length, "at least 1, the tokens of a source, with model.stacks.encoder")
-    allowed = f"0 for this model: {second_stack(model)}"
-    require(not config.log.panel, "log.panel", config.log.panel, allowed)
     options = model.stacks["encoder"]
     options = replace(options, max_length=options.max_length or length)
     allowed = f"at most {options.max_length}, by model.stacks.encoder.max_length"

@@ -57,7 +57,9 @@ ARGUMENTS = {
                        or_zero=True),
     "samples": Argument("--samples", "trace: draws of the noise for each fact", int, 1),
     "noise": Argument("--noise", "trace: standard deviations of the noise (default: the paper's 3)", float),
-    "clean": Argument("--clean", "patching: the prompt whose values are patched"),
+    "source": Argument("--source", "model with an encoder: texts that it reads, with --text their targets; patching: the "
+                       "clean and the corrupted one", several=True),
+    "clean": Argument("--clean", "patching: the prompt whose values are patched; with --source not needed"),
     "corrupted": Argument("--corrupted", "patching: the prompt into which they are, of as many tokens"),
     "answers": Argument("--answers", "patching: the two answers (default: the tokens that change most)"),
     "receiver": Argument("--receiver", "patching: sublayer that direct paths lead to, such as blocks.3.attention (default: "
@@ -72,7 +74,7 @@ ARGUMENTS = {
     "seed": Argument("--seed", "of what is drawn: rows in a random order, repeated tokens, noise, dictionaries", int, 0),
 }  # fmt: skip
 WORDS = {"data": "CORPUS[:PATH]", "corpora": "CORPUS[:PATH]", "clean": "TEXT", "corrupted": "TEXT", "answers": "TOKEN"}
-WORDS |= {"receiver": "NAME", "tap": "NAME", "target": "NAME", "noise": "X"}  # what stands for a value in the help
+WORDS |= {"source": "TEXT", "receiver": "NAME", "tap": "NAME", "target": "NAME", "noise": "X"}  # for a value in the help
 
 
 def check(given: dict) -> None:

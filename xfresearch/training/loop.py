@@ -129,8 +129,9 @@ class Run:
         """The panel on held-out rows, which every process reads."""
         every = self.config.evaluation.every
         require(self.heldout is not None, "evaluation.every", every, "at least 1 with log.panel: it uses held-out rows")
-        rows = next(evaluation_batches(self.held_out, PANEL_ROWS, PANEL_ROWS))["tokens"]
-        return make_panel(self.config.model, rows[: len(self.held_out)], self.mesh)
+        batch = next(evaluation_batches(self.held_out, PANEL_ROWS, PANEL_ROWS))
+        rows = {name: values[: len(self.held_out)] for name, values in batch.items()}
+        return make_panel(self.config.model, rows, self.mesh)
 
     @property
     def held_out(self) -> Split:

@@ -1,0 +1,142 @@
+"""Where the heads of cross-attention look in the source, and what their matrices do.
+
+Of the weights w_ls of query l of the decoder on token s of the source, for each head, averaged over the queries of a row:
+
+    first      w_l0                        last    weight on the last token of the source, which ends it in training
+    same       weight on the tokens of the source that equal the token that the decoder reads
+    next       weight on those that equal the token that it predicts: a head that copies has much of it
+    slots, sink, entropy, and of the matrices rank, copying, matching: as in attention.py and heads.py
+
+Tokens of two sequences have no distance, so there is none here. `by_class` and `even_by_class` are those of the source.
+"""
+
+from functools import cache
+
+import jax.numpy as jnp
+import numpy as np
+
+from xfresearch.analysis.heads import beside_tokens, matrices, mean_of_queries
+from xfresearch.analysis.passes import by_layer, depth_of, measure, wide
+from xfresearch.analysis.result import HeatMap, Part, Table
+from xfresearch.analysis.sequences import Sequences, passed
+from xfresearch.analysis.token_classes import by_class, classes, even
+from xfresearch.analysis.token_text import shown
+from xfresearch.models.sublayers import Sublayer
+from xfresearch.models.taps import captured, request
+from xfresearch.runtime.summaries import mean_interval, mean_of_known
+
+SITES = ("weights", "coefficients", "sink_weight")
+TITLES = {
+    "first": ("First token", "mean weight on the first token of the source"),
+    "last": ("Last token", "mean weight on the last token of the source"),
+    "same": ("Same token", "mean weight on tokens of the source that equal the token that is read"),
+    "next": ("Next token", "mean weight on tokens of the source that equal the token that is predicted"),
+    "slots": ("Memory slots", "mean weight on all memory slots together"),
+    "sink": ("Sink", "mean weight on the sink"),
+    "entropy": ("Entropy", "of the weights, in nats"),
+    "rank": ("Rank of W_Q W_K", "effective rank, at most the head's size"),
+    "copying": ("Copying", "eigenvalues of the OV circuit: 1 copies every token of the source"),
+    "matching": ("Matching", "eigenvalues of the QK circuit: 1 attends to equal tokens of the source"),
+}
+SIGNED = ("copying", "matching")
+EXAMPLE = 24  # tokens of the first pair in the pictures
+
+
+def part(lm, rows: Sequences, mixers: list[Sublayer]) -> Part:
+    """The figures above of these sublayers: .data as those of attention.py, and pattern [sublayers, H, L, S], the weights of
+    the first row, without padding, NaN for heads that a sublayer does not have."""
+    figures: dict[str, dict[str, np.ndarray]] = {}
+    for sink in (False, True):
+        if chosen := [each for each in mixers if each.options.sinks == sink]:
+            for name, values in measure(lm, rows, chosen, SITES, statistics_of(sink), title="cross-attention").items():
+                figures.setdefault(name, {}).update(values)
+    received, depth = figures.pop("received"), depth_of(lm.config, mixers)
+    per_row = {name: by_layer(values, mixers, depth).swapaxes(0, 1) for name, values in figures.items()}
+    arrays = {name: mean_of_known(value, 0) for name, value in per_row.items()} | matrices(lm, mixers)
+    summary = {title: mean_interval(mean_of_known(per_row[n], (1, 2))) for n, (title, _) in TITLES.items() if n in per_row}
+    arrays |= {f"{name}_rows": value for name, value in per_row.items()}
+    if lm.tokenizer is not None:
+        class_V, read = classes(lm.tokenizer, lm.config.vocab_size), rows.of_source
+        by_path = {path: by_class(value, read.tokens_NL, class_V) for path, value in received.items()}
+        seen_BLS = np.array(rows.inputs.real_NL)[:, :, None] & np.array(read.real_NL)[:, None]
+        arrays |= {"by_class": by_layer(by_path, mixers, depth), "even_by_class": even(read.tokens_NL, class_V, seen_BLS)}
+    arrays["pattern"], names = pattern(lm, rows, mixers)
+    return Part(arrays, summary, _pictures(arrays, mixers, names), (_table(arrays),))
+
+
+def statistics(values: dict, sink: bool) -> dict:
+    """{name: [B, H]} of one sublayer's weights; see the top of the file. sink: whether the last coefficient is a sink's."""
+    w_BHLS = wide(values["weights"])
+    m_BHLM = values.get("sink_weight", values.get("coefficients"))
+    of_source_BS, real_BS = values["source_tokens"], values["source_real"]
+    last_BS = jnp.arange(real_BS.shape[1]) == real_BS.sum(1)[:, None] - 1
+
+    def on(tokens_BL):
+        """The weight of each query on the tokens of the source that equal one of its own."""
+        equal_BLS = (tokens_BL[:, :, None] == of_source_BS[:, None]) & real_BS[:, None]
+        return (w_BHLS * equal_BLS[:, None]).sum(-1)
+
+    of_queries = {
+        "first": w_BHLS[..., 0],
+        "last": (w_BHLS * last_BS[:, None, None]).sum(-1),
+        "same": on(values["tokens"]),
+        "next": on(values["next"]),
+        "received": w_BHLS,
+        **beside_tokens(w_BHLS, None if m_BHLM is None else wide(m_BHLM), sink),
+    }
+    return {name: mean_of_queries(x_BHL, values["real"]) for name, x_BHL in of_queries.items()}
+
+
+@cache
+def statistics_of(sink: bool):
+    """`statistics` with its option, as one function object for all calls, so that they share a compiled program."""
+
+    def all_of(values: dict) -> dict:
+        return statistics(values, sink) if "weights" in values else {}
+
+    return all_of
+
+
+def pattern(lm, rows: Sequences, mixers: list[Sublayer]) -> tuple[np.ndarray, tuple[tuple[str, ...], tuple[str, ...]]]:
+    """The weights [sublayers, H, L, S] in the first row, and the texts of its tokens and of those of its source."""
+    first = rows.chosen(slice(0, 1))
+    read = first.inputs
+    length, source = int(np.sum(read.real_NL)), int(np.sum(read.of_source.real_NL))
+    names = [f"{each.path}.weights" for each in mixers]
+    taps = captured(lm.config, passed(lm.config, lm.params, read, request(lm.config, names))[1].captures, names)
+    of_sublayers = [np.asarray(wide(taps[name])[0, :, :length, :source], np.float64) for name in names]
+    weights = np.full((len(names), max(map(len, of_sublayers)), length, source), np.nan)
+    for number, w_HLS in enumerate(of_sublayers):
+        weights[number, : len(w_HLS)] = w_HLS
+    predicted, of_source = (
+        tuple(shown(lm.tokenizer, [token]) for token in each)
+        for each in (first.tokens_NL[0, 1 : length + 1], read.of_source.tokens_NL[0, :source])
+    )
+    return weights, (predicted, of_source)
+
+
+def _pictures(arrays: dict, mixers: list[Sublayer], names: tuple) -> tuple[HeatMap, ...]:
+    pictures = []
+    for name, (title, caption) in TITLES.items():
+        if name in arrays:
+            low, high = (-1.0, 1.0) if name in SIGNED else (0.0, None)
+            pictures.append(HeatMap(title, caption, arrays[name], "layer", "head", low, high))
+    caption = "mean weight of the heads in the first pair, of the query that predicts a row's token, from the bottom: "
+    caption += " ".join(names[0][:EXAMPLE])
+    for each, w_HLS in zip(mixers, arrays["pattern"], strict=True):
+        shown_LS = mean_of_known(w_HLS, 0)[:EXAMPLE, :EXAMPLE]
+        title = f"Weights of {each.path}"
+        pictures.append(HeatMap(title, caption, shown_LS, "predicted token", "source", 0.0, None, names[1][:EXAMPLE]))
+    return tuple(pictures)
+
+
+def _table(arrays: dict) -> Table:
+    """The strongest heads of each kind."""
+    lines = []
+    for name in ("first", "last", "same", "next", "slots", "copying", "matching"):
+        if name in arrays:
+            best = np.argsort(np.nan_to_num(arrays[name], nan=-np.inf).ravel())[::-1][:3]
+            heads = [divmod(int(at), arrays[name].shape[1]) for at in best]
+            cells = [f"{layer}.{head} ({arrays[name][layer, head]:.3f})" for layer, head in heads]
+            lines.append((TITLES[name][0], *cells, *[""] * (3 - len(cells))))
+    return Table("Strongest heads", "layer.head (value)", ("what", "1", "2", "3"), lines)

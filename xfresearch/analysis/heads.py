@@ -1,0 +1,107 @@
+"""What the weights and the matrices of heads of attention have in common, whatever they attend to.
+
+Of the matrices, in float64, without norms, biases and positions (Elhage et al. 2021):
+
+    rank       effective rank of W_Q W_K^T, exp of the entropy of its normalised singular values (Roy & Vetterli 2007)
+    copying    sum(Re z) / sum |z| of the eigenvalues z of the OV circuit W_U^T W_O^T W_V^T W_E, which maps tokens to logits
+    matching   the same of the QK circuit W_E^T W_Q W_K^T W_E
+
+E embeds the tokens that keys and values are of: in cross-attention those of the source. The head does not read an encoder,
+so its heads have no `copying`.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from xfresearch.analysis.passes import by_layer, depth_of
+from xfresearch.models import transformer
+from xfresearch.models.mixers.softmax.config import longest
+from xfresearch.models.sublayers import Bound, Sublayer
+
+
+def beside_tokens(w_BHLS, m_BHLM, sink: bool) -> dict:
+    """{name: [B, H, L]}: the entropy of all weights, and those of slots and of a sink, where there are any."""
+    figures: dict[str, jax.Array] = {}
+    all_BHLX = w_BHLS
+    if m_BHLM is not None and m_BHLM.ndim == 4:
+        all_BHLX = jnp.concatenate([w_BHLS, m_BHLM], -1)
+        of_slots = m_BHLM[..., :-1] if sink else m_BHLM
+        figures |= {"sink": m_BHLM[..., -1]} if sink else {}
+        figures |= {"slots": of_slots.sum(-1)} if of_slots.shape[-1] else {}
+    entropy_BHL = jax.scipy.special.entr(all_BHLX).sum(-1)  # -inf for a negative weight
+    return figures | {"entropy": jnp.where(jnp.isneginf(entropy_BHL), jnp.nan, entropy_BHL)}
+
+
+def mean_of_queries(x_BHL, counted_BL):
+    """[B, H]: the mean over the queries that count; of [B, H, L, ...] [B, H, ...]."""
+    counted = counted_BL.reshape(counted_BL.shape[:1] + (1,) + counted_BL.shape[1:] + (1,) * (x_BHL.ndim - 3))
+    return jnp.where(counted, x_BHL, 0).sum(2) / counted.sum(2)
+
+
+def matrices(lm, mixers: list[Sublayer]) -> dict[str, np.ndarray]:
+    """{name: [N, H]} of the matrices of each of these mixers of one stack that has them."""
+    embeds = embeddings(lm)
+    head_VD = np.asarray(lm.params.get("head", lm.params["embed"])["table"], np.float64)
+    figures: dict[str, dict[str, np.ndarray]] = {}
+    for bound in transformer.bind(lm.config, lm.params).sublayers():
+        each = bound.sublayer
+        if each not in mixers:
+            continue
+        own, read = embeds[each.prefix], embeds["encoder." if each.role == "cross" else each.prefix]
+        of_mixer = _of_mixer(bound, own, read, None if each.prefix else head_VD)
+        span = getattr(bound.module, "span", None)
+        if span is not None:
+            options: Any = each.options  # of softmax attention: only its spans are learned
+            of_mixer["span"] = np.asarray(span.fraction[...], np.float64) * longest(options, each.place.max_length)
+        for name, value in of_mixer.items():
+            figures.setdefault(name, {})[each.path] = value
+    return {name: by_layer(values, mixers, depth_of(lm.config, mixers)) for name, values in figures.items()}
+
+
+def embeddings(lm) -> dict[str, np.ndarray]:
+    """{prefix of a stack: its token embedding [V, D]}; an encoder may have the decoder's."""
+    own = lm.params["embed"]["table"]
+    of_encoder = lm.params.get("encoder", {}).get("embed", lm.params["embed"])["table"]
+    return {"": np.asarray(own, np.float64), "encoder.": np.asarray(of_encoder, np.float64)}
+
+
+def _of_mixer(mixer: Bound, embed_VD, read_VW, head_VD) -> dict[str, np.ndarray]:
+    """The figures of a mixer's matrices. read_VW: the embedding of the tokens that its keys and values are of. head_VD: None
+    for a stack that the head does not read."""
+    figures = {}
+    matrices = map(mixer.matrix, ("query", "key", "value", "output"))
+    q_DHK, k_WGK, v_WGV, o_HVD = (None if each is None else np.asarray(each, np.float64) for each in matrices)
+    if q_DHK is not None and k_WGK is not None and q_DHK.shape[2] == k_WGK.shape[2]:
+        share = q_DHK.shape[1] // k_WGK.shape[1]
+        pairs = [(q_DHK[:, h], k_WGK[:, h // share]) for h in range(q_DHK.shape[1])]
+        gram_WD = read_VW.T @ embed_VD
+        figures["rank"] = np.array([effective_rank(q @ k.T, q.shape[1]) for q, k in pairs])
+        figures["matching"] = np.array([positive_share(k.T @ gram_WD @ q) for q, k in pairs])
+    if v_WGV is None or o_HVD is None or head_VD is None:
+        return figures
+    if v_WGV.ndim == o_HVD.ndim == 3 and v_WGV.shape[2] == o_HVD.shape[1]:
+        share = o_HVD.shape[0] // v_WGV.shape[1]
+        between_DW = head_VD.T @ read_VW
+        figures["copying"] = np.array(
+            [positive_share(o_VD @ between_DW @ v_WGV[:, h // share]) for h, o_VD in enumerate(o_HVD)]
+        )
+    return figures
+
+
+def effective_rank(matrix: np.ndarray, most: int) -> float:
+    """exp of the entropy of the singular values divided by their sum (Roy & Vetterli 2007), of the largest `most`; NaN for
+    zeros."""
+    s = np.linalg.svd(matrix, compute_uv=False)[:most]
+    if not s.any():
+        return np.nan
+    p = s[s > 0] / s.sum()
+    return float(np.exp(-(p * np.log(p)).sum()))
+
+
+def positive_share(matrix: np.ndarray) -> float:
+    """sum(Re z) / sum |z| of the eigenvalues z: 1 if all are positive, -1 if all are negative, NaN if all are 0."""
+    z = np.linalg.eigvals(matrix)
+    return float(z.real.sum() / np.abs(z).sum()) if z.any() else np.nan
