@@ -207,6 +207,24 @@ def test_a_run_in_another_process_is_left_to_it(config, tmp_path, instant, monke
     assert waited == [conducting.WAIT] and first in result and len(result) == len(running.read_runs(tmp_path))
 
 
+def test_an_arm_that_is_settled_at_a_look_keeps_its_figures(config, finished, tmp_path, instant, capsys):
+    looks = "--config.looks=(3,)"
+    run(config, tmp_path, looks, "--plan")
+    assert "looks      after 3 of 4 pairs: an arm with a verdict at every rung gets no more. Of 72" in capsys.readouterr().out
+    run(config, tmp_path, looks)
+    outcome, whole = (read_object(folder / "results.json") for folder in (tmp_path, finished))
+    assert outcome["runs"] == whole["runs"] - 3 * 6  # the fourth pair of two arms and of the baseline at six rungs
+    for arm, each in outcome["ladder"].items():
+        assert each["look"] == {"pairs": 3, "level": pytest.approx(0.0193, abs=1e-4)} and each["verdict"] != "undecided"
+        assert each["difference"]["mean"] == pytest.approx(whole["ladder"][arm]["difference"]["mean"], abs=3 * NOISE)
+    text = (tmp_path / "report.md").read_text()
+    assert text.count("settled after 3 of 4 pairs") == 2 and "- looks: after 3 pairs at 1.93%, 4 pairs at 3.07%" in text
+    (version,) = ledger.read(tmp_path)
+    assert version["design"]["looks"] == [3] and "looks" not in ledger.read(finished)[0]["design"]
+    run(config, tmp_path, "--config.looks=()")  # a new version of the rule, which makes the runs that are left
+    assert read_object(tmp_path / "results.json")["runs"] == whole["runs"] and len(ledger.read(tmp_path)) == 2
+
+
 def test_what_the_ledger_keeps_has_no_result_of_a_run(finished):
     (version,) = ledger.read(finished)
     assert version["seen"] == {"runs": [], "others": 0, "directories": []}

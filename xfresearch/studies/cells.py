@@ -39,6 +39,7 @@ class Trial(NamedTuple):
 
 
 Results = Mapping[Trial, float]  # the metric of finished runs, where less is better; NaN or infinite if a run diverged
+Pairs = Mapping[str, int] | None  # of runs that an arm needs (interim.py); None: all
 
 
 def arms(study: Study) -> list[str]:
@@ -118,7 +119,7 @@ class Ladder(NamedTuple):
         every, weights_T = [rate for each in each_T for rate in each.tried], np.array(list(sources.values()))
         return rates.carried(known_T, weights_T, every, self.study.rates[1] / self.study.rates[0])
 
-    def _left(self, results: Results, guess: float | None) -> tuple[list[list[Trial]], list[Trial]]:
+    def _left(self, results: Results, guess: float | None, pairs: Pairs) -> tuple[list[list[Trial]], list[Trial]]:
         """The runs that can start now to choose rates, for each rung that tunes, and those that decide and are left. guess:
         a rate where it is not known yet; None leaves such runs out."""
         choices = {cell: self._choice(results, cell) for cell in tuned(self.study)}
@@ -126,19 +127,20 @@ class Ladder(NamedTuple):
         for cell in cells(self.study):
             waits = any(choices[source].pending for source in self.sources(cell))
             rate = guess if waits else self._rate(choices, cell)
-            decide += [] if rate is None else [each for each in seeded(self.study, cell, rate) if each not in results]
+            number = self.study.seeds if pairs is None else pairs[cell.arm]
+            decide += [] if rate is None else [each for each in seeded(cell, rate, number) if each not in results]
         return [choice.pending for choice in choices.values()], decide
 
-    def ready(self, results: Results) -> list[Trial]:
+    def ready(self, results: Results, pairs: Pairs = None) -> list[Trial]:
         """The runs that can start now, in their order: those that choose rates before those that decide."""
-        tuning, decide = self._left(results, None)
+        tuning, decide = self._left(results, None, pairs)
         return [*(trial for pending in tuning for trial in pending), *decide]
 
-    def expected(self, results: Results) -> list[Trial]:
+    def expected(self, results: Results, pairs: Pairs = None) -> list[Trial]:
         """The runs that are left if no best rate lies at the edge of the grid and none of those beside it changes; with a
         rate of the grid where it is not known yet."""
         study, trials = self.study, []
-        tuning, decide = self._left(results, self.study.rates[len(self.study.rates) // 2])
+        tuning, decide = self._left(results, self.study.rates[len(self.study.rates) // 2], pairs)
         for pending in filter(None, tuning):
             runs = len(study.rates) + min(3, len(study.rates)) * (study.rate_runs - 1)
             missing = runs - sum(map(len, tried(results, pending[0].cell).values()))
@@ -146,9 +148,9 @@ class Ladder(NamedTuple):
         return trials + decide
 
 
-def seeded(study: Study, cell: Cell, rate: float) -> list[Trial]:
+def seeded(cell: Cell, rate: float, number: int) -> list[Trial]:
     """The paired runs of a cell."""
-    return [Trial(cell, rate, seed) for seed in range(study.seeds)]
+    return [Trial(cell, rate, seed) for seed in range(number)]
 
 
 def extensions(study: Study, trials: Iterable[Trial]) -> list[Trial]:

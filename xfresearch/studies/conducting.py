@@ -19,7 +19,7 @@ from xfresearch.runtime.errors import UserError
 from xfresearch.runtime.files import exists, found_in, inside, read_object, write_json, write_rows
 from xfresearch.runtime.progress import Stage, stage
 from xfresearch.runtime.schema import ANY, Maybe, check
-from xfresearch.studies import exports, ledger, outcome, report
+from xfresearch.studies import exports, interim, ledger, outcome, report
 from xfresearch.studies.cells import Cell, Ladder, Trial
 from xfresearch.studies.design import Study, described, rungs
 from xfresearch.studies.frequencies import of_frequencies
@@ -126,7 +126,7 @@ def results(
     """The results of all finished runs that the study needs, in the order in which they can run. known: those of
     an earlier call."""
     ended, unfinished = dict(known or {}), set()
-    while new := [trial for trial in ladder.ready(_values(ladder.study, ended)) if trial not in unfinished]:
+    while new := [trial for trial in ready_now(ladder, ended) if trial not in unfinished]:
         for trial in new:
             result = store.find(ladder.study, trial, solved[trial.cell].config)
             if result is None:
@@ -165,7 +165,7 @@ def conduct(
         return ended
 
     with stage("study", steps(ended) + steps(left(ladder, ended)), "updates") as progress:
-        while ready := ladder.ready(_values(study, ended)):
+        while ready := ready_now(ladder, ended):
             show(progress)
             first = (job or 0) % len(ready)  # jobs that start at once begin at different runs
             made = _make_one(study, store, solved, [*ready[first:], *ready[:first]], progress.update)
@@ -209,7 +209,14 @@ def _keep_runs(
 
 def left(ladder: Ladder, ended: Mapping[Trial, dict]) -> list[Trial]:
     """The runs that are expected beside those that have ended."""
-    return ladder.expected(_values(ladder.study, ended))
+    values = _values(ladder.study, ended)
+    return ladder.expected(values, interim.pairs_of_arms(ladder, values))
+
+
+def ready_now(ladder: Ladder, ended: Mapping[Trial, dict]) -> list[Trial]:
+    """The runs that can start now."""
+    values = _values(ladder.study, ended)
+    return ladder.ready(values, interim.pairs_of_arms(ladder, values))
 
 
 def _in_words(study: Study, result: Mapping) -> str:

@@ -2,13 +2,15 @@
 
 import math
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import numpy as np
 
-from xfresearch.studies import growth, rates, statistics
-from xfresearch.studies.cells import Cell, Ladder, Results, tried
-from xfresearch.studies.design import Study, rungs
-from xfresearch.studies.simultaneous import ALPHA, DRAWS, Intervals, chance_of_equivalent, detectable, intervals
+from xfresearch.studies import growth, statistics
+from xfresearch.studies.cells import Cell, Ladder, Results
+from xfresearch.studies.design import Study
+from xfresearch.studies.interim import Evidence, Look, compared, evidence, looks, verdicts
+from xfresearch.studies.simultaneous import Intervals, chance_of_equivalent, detectable
 
 ABOUT = (
     "Intervals, p and verdicts are of the whole study: a false one at any arm and rung has a chance of 5 %. They have the "
@@ -17,88 +19,83 @@ ABOUT = (
 BEYOND = 4.0  # times the parameters and tokens of the last rung, for the law
 
 
-def decide(ladder: Ladder, sizes: Mapping[str, dict], values: Results, axes_RF: np.ndarray) -> dict:
-    """Adds differences and verdicts to the arms of each rung, and returns what the ladder shows. axes_RF: what rungs differ
-    in (growth.AXES)."""
-    study = ladder.study
-    names = [arm for arm in study.arms if arm != study.baseline]
-    differences_ARN = _differences(ladder, sizes, names)
-    rises_BAR = _rises(ladder, sizes, names, values)
-    estimates = intervals(differences_ARN, rises_BAR=rises_BAR)
-    beyond, worse = estimates.p_beyond(study.margin), estimates.p_worse(study.margin)
-    for rung, here in enumerate(sizes.values()):
-        for at, name in enumerate(names):
-            if math.isfinite(estimates.mean[at, rung]):
-                arm = here["arms"][name]
-                arm |= _of_rung(estimates, at, rung, arm, here["arms"][study.baseline])
-                arm["p_equivalent"], arm["p_no_worse"] = float(beyond[at, rung]), float(worse[at, rung])
-                arm["verdict"] = _verdict(arm)
-        here |= _power(study, estimates, rung)
-    changes = intervals(differences_ARN, growth.change_contrasts(axes_RF), rises_BAR)
-    whole = intervals(differences_ARN, np.full((1, len(sizes)), 1 / len(sizes)), rises_BAR)
+class Found(NamedTuple):
+    """What a look found: intervals of each rung, of the mean over the ladder, and of changes along it."""
+
+    look: Look
+    rungs: Intervals
+    whole: Intervals
+    changes: Intervals
+
+    def words(self, margin: float) -> np.ndarray:
+        """[A, R]: the verdicts."""
+        return verdicts(self.rungs, margin, self.look.level)
+
+
+def decide(
+    ladder: Ladder, sizes: Mapping[str, dict], values: Results, pairs: Mapping[str, int], axes_RF: np.ndarray
+) -> dict:
+    """Adds differences and verdicts to the arms of each rung, and returns what the ladder shows. pairs: of each arm, which
+    say at which look it was settled. axes_RF: what rungs differ in (growth.AXES)."""
+    study, names = ladder.study, compared(ladder.study)
+    failed = [Cell(rung, name) for rung, here in sizes.items() for name in here["failures"]]
+    found = {
+        look.pairs: _found(evidence(ladder, values, pairs, look, failed), look, axes_RF)
+        for look in looks(study)
+        if look.pairs <= pairs[study.baseline]
+    }
     arms = {}
     for at, name in enumerate(names):
-        verdicts = [here["arms"][name].get("verdict", "") for here in sizes.values()]
-        arms[name] = _of_ladder(study, verdicts, at, whole, changes, axes_RF)
+        of_arm, about = found[pairs[name]], _about(study, found[pairs[name]].look)
+        words_R = of_arm.words(study.margin)[at]
+        for rung, here in enumerate(sizes.values()):
+            if math.isfinite(of_arm.rungs.mean[at, rung]):
+                arm = here["arms"][name]
+                arm |= _of_rung(study, of_arm.rungs, at, rung, arm, here["arms"][study.baseline])
+                arm |= {"verdict": str(words_R[rung])} | about
+        said = [here["arms"][name].get("verdict", "") for here in sizes.values()]
+        arms[name] = _of_ladder(study, said, at, of_arm, axes_RF)
+        arms[name] |= about if arms[name] else {}
+    last = found[max(found)]
+    for rung, here in enumerate(sizes.values()):
+        here |= _power(study, last, rung)
     return {
         "statistics": ABOUT,
         "ladder": {name: each for name, each in arms.items() if each},
-        "critical": {"two_sided": estimates.critical, "one_sided": estimates.inner_critical},
+        "critical": {"two_sided": last.rungs.critical, "one_sided": last.rungs.inner_critical},
         "laws": _laws(study, sizes),
         "notes": [],
     }
 
 
-def _differences(ladder: Ladder, sizes: Mapping[str, dict], names: list[str]) -> np.ndarray:
-    """[A, R, N], NaN where an arm or the baseline failed."""
-    study = ladder.study
-    differences_ARN = np.full((len(names), len(sizes), study.seeds), np.nan)
-    for rung, here in enumerate(sizes.values()):
-        for at, name in enumerate(names):
-            if not {name, study.baseline} & here["failures"].keys():
-                differences_ARN[at, rung] = np.subtract(here["arms"][name]["values"], here["arms"][study.baseline]["values"])
-    return differences_ARN
+def _found(seen: Evidence, look: Look, axes_RF: np.ndarray) -> Found:
+    mean_1R = np.full((1, len(axes_RF)), 1 / len(axes_RF))
+    each = (seen.intervals(look, contrasts) for contrasts in (None, mean_1R, growth.change_contrasts(axes_RF)))
+    return Found(look, *each)
 
 
-def _rises(ladder: Ladder, sizes: Mapping[str, dict], names: list[str], values: Results) -> np.ndarray:
-    """[B, A, R]: what resampled choices of rates cost the arms more than the baseline."""
-    study, every = ladder.study, [rung.name for rung in rungs(ladder.study)]
-
-    def of(arm: str) -> np.ndarray:
-        tuned = [every[at] for at in ladder.carry.tuned]
-        tried_T = [tried(values, Cell(rung, arm)) for rung in tuned]
-        deviation_T = [sizes[rung]["arms"][arm]["deviation"] for rung in tuned]
-        known_T = [0.0 if math.isnan(each) else each for each in deviation_T]
-        return rates.resampled_rises(tried_T, known_T, ladder.carry, study.rate_runs, DRAWS, seed=0)
-
-    baseline_BR = of(study.baseline)
-    rng = np.random.default_rng(1)
-    return np.stack([rng.permutation(of(name)) - baseline_BR for name in names], 1)
+def _about(study: Study, look: Look) -> dict:
+    """At which look an arm was settled, or that it never was: {} for a study without looks."""
+    return {"look": {"pairs": look.pairs, "level": look.level}} if study.looks else {}
 
 
-def _of_rung(estimates: Intervals, at: int, rung: int, arm: Mapping, baseline: Mapping) -> dict:
+def _of_rung(study: Study, estimates: Intervals, at: int, rung: int, arm: Mapping, baseline: Mapping) -> dict:
     """The difference of an arm at a rung: of the pairs, and with the interval of the whole study."""
-    of_pairs = statistics.paired(arm["values"], baseline["values"])
+    of_pairs = statistics.paired(arm["values"], baseline["values"][: len(arm["values"])])
     ends = {name: float(getattr(estimates, name)[at, rung]) for name in ("mean", "low", "high", "error")}
     measured = {"measured": of_pairs.mean, "rise": of_pairs.mean - ends["mean"]}
-    return {"difference": of_pairs._asdict() | ends | measured, "p_corrected": float(estimates.p[at, rung])}
+    beyond, worse = estimates.p_beyond(study.margin)[at, rung], estimates.p_worse(study.margin)[at, rung]
+    p_values = {"p_corrected": estimates.p[at, rung], "p_equivalent": beyond, "p_no_worse": worse}
+    return {"difference": of_pairs._asdict() | ends | measured} | {name: float(p) for name, p in p_values.items()}
 
 
-def _verdict(arm: Mapping) -> str:
-    """'equivalent' within the margin, also if a difference is found: the margin is the largest that counts as none."""
-    if arm["p_equivalent"] < ALPHA:
-        return "equivalent"
-    if arm["p_corrected"] < ALPHA:
-        return "better" if arm["difference"]["mean"] < 0 else "worse"
-    return "undecided"
-
-
-def _power(study: Study, estimates: Intervals, rung: int) -> dict[str, float]:
+def _power(study: Study, found: Found, rung: int) -> dict[str, float]:
     """What the pairs of a rung can find, of the arm whose differences vary most. {} without any."""
+    estimates = found.rungs
     if np.isnan(estimates.error[:, rung]).all():
         return {}
     error = float(np.nanmax(estimates.error[:, rung]))
-    seeds = study.seeds * (detectable(error, estimates.critical) / study.margin) ** 2
+    seeds = found.look.pairs * (detectable(error, estimates.critical) / study.margin) ** 2
     return {
         "error": error,
         "detectable": detectable(error, estimates.critical),
@@ -107,13 +104,13 @@ def _power(study: Study, estimates: Intervals, rung: int) -> dict[str, float]:
     }
 
 
-def _of_ladder(study: Study, verdicts: list[str], at: int, whole: Intervals, changes: Intervals, axes_RF) -> dict:
-    """What an arm shows over all rungs; {} if it failed at one of them."""
+def _of_ladder(study: Study, said: list[str], at: int, found: Found, axes_RF) -> dict:
+    """What an arm shows over all rungs; {} if it failed at one of them. said: its verdicts."""
+    whole, verdict = found.whole, growth.over_ladder(said)
     if math.isnan(whole.mean[at, 0]):
         return {}
-    verdict = growth.over_ladder(verdicts)
     mean, low, high = (float(each[at, 0]) for each in (whole.mean, whole.low, whole.high))
-    by_axis = growth.changes(changes, at, mean, study.margin)
+    by_axis = growth.changes(found.changes, at, mean, study.margin)
     for axis, each in by_axis.items():
         at_R = np.exp(axes_RF[:, growth.AXES.index(axis)])
         each |= {"first": float(at_R.min()), "last": float(at_R.max())}
@@ -131,7 +128,8 @@ def _laws(study: Study, sizes: Mapping[str, dict]) -> dict:
     for name in study.arms:
         each_R = [here["arms"][name] for here in sizes.values()]
         mean_R = np.array([arm["mean"] for arm in each_R])
-        error_R = np.sqrt(np.mean([arm["deviation"] ** 2 for arm in each_R]) / study.seeds) * np.ones(len(mean_R))
+        number = len(each_R[0]["values"])
+        error_R = np.sqrt(np.mean([arm["deviation"] ** 2 for arm in each_R]) / number) * np.ones(len(mean_R))
         error_R = np.maximum(error_R, 1e-9)
         losses_SR = mean_R + error_R * np.concatenate([np.zeros((1, len(mean_R))), rng.standard_normal((200, len(mean_R)))])
         laws[name] = growth.fit_law(N_R, D_R, losses_SR, error_R)

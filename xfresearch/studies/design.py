@@ -55,6 +55,7 @@ class Study:
     rate_runs: int = option(3, "runs of each hopeful learning rate; with 1 the best one that was tried decides", low=1)
     extensions: int = option(2, "further rates if the best one lies at the edge of those tried", low=0)
     seeds: int = option(5, "paired runs of every arm at its best learning rate", low=2, high=TUNING_SEED)
+    looks: tuple[int, ...] = option((), "pairs of runs after which an arm that has a verdict at every rung gets no more")
     trend: str = option("parameters", "what sizes differ in: 'parameters', or an option such as 'sequence_length'")
     metric: Literal["bits_per_byte", "loss", "accuracy"] = option("bits_per_byte", "held-out measure that decides")
     margin: float = option(0.01, "largest difference of the metric that counts as none", above=0.0)
@@ -112,6 +113,9 @@ def read(arguments: list[str]) -> Study:
     require(max(ratios) <= LARGEST_UNEVENNESS * min(ratios), "rates", study.rates, allowed)
     low_to_high = all(low < high for low, high in pairwise((0.0, *study.budgets)))
     require(low_to_high, "budgets", study.budgets, "numbers above 0 in ascending order")
+    low_to_high = all(low < high for low, high in pairwise((1, *study.looks, study.seeds)))
+    allowed = f"numbers of pairs from 2 to below config.seeds={study.seeds}, in ascending order"
+    require(low_to_high, "looks", study.looks, allowed)
     names = [rung.name for rung in rungs(study)]
     for name in study.tune_at:
         require(name in names, "tune_at", name, f"rungs, () or some of {', '.join(names)}{nearest(name, names)}")
@@ -163,8 +167,9 @@ def _require_overrides(study: Study) -> None:
 
 
 def described(study: Study) -> dict[str, Any]:
-    """The design as plain values, without paths of this machine."""
-    return {name: value for name, value in dataclasses.asdict(study).items() if name not in ("machine", "task_data")}
+    """The design as plain values, without paths of this machine, and without looks if it has none."""
+    left_out = ("machine", "task_data", *(() if study.looks else ("looks",)))
+    return {name: value for name, value in dataclasses.asdict(study).items() if name not in left_out}
 
 
 def _ascending(study: Study) -> dict[str, Overrides]:

@@ -10,7 +10,7 @@ from xfresearch.config.fields import leaves
 from xfresearch.run.config import Config
 from xfresearch.runtime.errors import UserError
 from xfresearch.runtime.summaries import mean_interval
-from xfresearch.studies import decisions, growth, rates, statistics
+from xfresearch.studies import decisions, growth, interim, rates, statistics
 from xfresearch.studies.cells import Cell, Ladder, Trial, cells, seeded, tried
 from xfresearch.studies.design import OF_A_RUN, Rung, Study, described, rungs
 from xfresearch.studies.matching import Matched, axes, tokens
@@ -34,12 +34,13 @@ def outcome_of(
     require_same_data(results)
     study, unigram = ladder.study, unigram or {}
     values = {trial: deciding(study, result) for trial, result in results.items()}
-    arms = {cell: _arm(ladder, cell, matched[cell], values, results) for cell in cells(study)}
+    pairs = interim.pairs_of_arms(ladder, values)
+    arms = {cell: _arm(ladder, cell, pairs[cell.arm], matched[cell], values, results) for cell in cells(study)}
     for cell, arm in arms.items():
         arm["seconds"] = arm["steps"] * (seconds_of_updates or {}).get(cell, math.nan)
         arm["difference_sampling_error"] = _difference_sampling_error(study, cell, arms, results)
     sizes = {rung.name: _rung(study, rung, arms, unigram.get(rung.name, math.nan)) for rung in rungs(study)}
-    decided = decisions.decide(ladder, sizes, values, axes(study, matched))
+    decided = decisions.decide(ladder, sizes, values, pairs, axes(study, matched))
     for here in sizes.values():
         for arm in here["arms"].values():
             arm |= {"saved": _saved(arm, here["arms"][study.baseline])} if "difference" in arm else {}
@@ -98,12 +99,19 @@ def short_commit(commit: str) -> str:
     return f"{digits[:7] or 'no commit'}{dash}{dirty}"
 
 
-def _arm(ladder: Ladder, cell: Cell, matched: Matched, values: Mapping[Trial, float], results: Mapping[Trial, dict]) -> dict:
+def _arm(
+    ladder: Ladder,
+    cell: Cell,
+    pairs: int,
+    matched: Matched,
+    values: Mapping[Trial, float],
+    results: Mapping[Trial, dict],
+) -> dict:
     """One arm at one rung."""
     study, losses, rate = ladder.study, tried(values, cell), ladder.rate(values, cell)
     if rate is None and all(not ladder.tuning(values, each) for each in ladder.sources(cell)):
         return _diverged(losses, matched)
-    trials = seeded(study, cell, math.nan if rate is None else rate)
+    trials = seeded(cell, math.nan if rate is None else rate, pairs)
     missing = [trial.folder for trial in trials if trial not in values]
     if missing:
         raise UserError(f"the study has no result of {', '.join(missing)}: run it again, and it goes on there")
@@ -151,7 +159,8 @@ def _sampling_error(result: Mapping) -> float:
 def _difference_sampling_error(study: Study, cell: Cell, arms: Mapping[Cell, dict], results: Mapping[Trial, dict]) -> float:
     """The standard error of an arm's mean difference by the size of the held-out data, which all runs share: what a text
     adds to both sides of the difference cancels. NaN with a run that diverged."""
-    sides = [seeded(study, each, arms[each]["rate"]) for each in (cell, Cell(cell.rung, study.baseline))]
+    pairs = len(arms[cell]["values"])
+    sides = [seeded(each, arms[each]["rate"], pairs) for each in (cell, Cell(cell.rung, study.baseline))]
     if any("blocks" not in results.get(trial, {}) for side in sides for trial in side):
         return math.nan
     return pair_ratios(*(_blocks(results[trial] for trial in side) for side in sides))["standard_error"]

@@ -16,6 +16,7 @@ from xfresearch.runtime.files import write_text
 from xfresearch.runtime.terminal import visible
 from xfresearch.studies import report_tables
 from xfresearch.studies.growth import LEAST_SPREAD
+from xfresearch.studies.interim import levels
 from xfresearch.studies.matching import LARGEST_MISMATCH
 from xfresearch.studies.outcome import points
 from xfresearch.studies.report_tables import UNITS, all_sizes, edge_in_words, in_markdown, seeds_error
@@ -59,7 +60,13 @@ def _sentence(outcome: Mapping, arm: str) -> str:
     for name, here in sizes.items() if several else ():
         by_verdict.setdefault(here["arms"][arm]["verdict"], []).append(name)
     by_size = [f"{verdict} at {', '.join(names)}" for verdict, names in by_verdict.items()]
-    return "; ".join([line, *by_size, *_growth(outcome, arm), *_edge(outcome, arm)])
+    return "; ".join([line, *by_size, *_growth(outcome, arm), *_settled(outcome, decided), *_edge(outcome, arm)])
+
+
+def _settled(outcome: Mapping, decided: Mapping) -> list[str]:
+    """At which look an arm was settled, unless it has all pairs."""
+    look, seeds = decided.get("look"), outcome["study"]["seeds"]
+    return [f"settled after {look['pairs']} of {seeds} pairs"] if look and look["pairs"] < seeds else []
 
 
 def _reason(outcome: Mapping, arm: str) -> str:
@@ -76,9 +83,10 @@ def _reason(outcome: Mapping, arm: str) -> str:
 def _in_words(decided: Mapping, study: Mapping) -> str:
     """The verdict of an arm at a rung, or over the ladder."""
     words = WORDS[decided["verdict"]].format(baseline=study["baseline"], margin=study["margin"])
-    if decided["verdict"] == "equivalent" and decided["p_corrected"] < ALPHA:
+    level = decided.get("look", {}).get("level", ALPHA)
+    if decided["verdict"] == "equivalent" and decided["p_corrected"] < level:
         words += f", though {'better' if decided['difference']['mean'] < 0 else 'worse'}"
-    if decided["verdict"] == "undecided" and decided["p_no_worse"] < ALPHA:
+    if decided["verdict"] == "undecided" and decided["p_no_worse"] < level:
         words += f", but not worse by {study['margin']:g}"
     return words
 
@@ -132,9 +140,12 @@ def training(outcome: Mapping) -> str:
     optimizer = outcome["optimizer"]
     trained = f"{sizes}, by {optimizer['kind']} with a weight decay of {optimizer['weight_decay']:g}"
     chosen = f"Each arm has {rates}, with {runs} {where}"
+    looks = study.get("looks", ())
+    number = f"{'up to ' if looks else ''}{study['seeds']} runs"
+    stops = f" An arm that has a verdict at every rung after {' or '.join(map(str, looks))} gets no more." if looks else ""
     return (
-        f"{study['baseline']} trains {trained}. {_matched(outcome)} {chosen}; then {study['seeds']} runs decide, in pairs "
-        "that share a seed."
+        f"{study['baseline']} trains {trained}. {_matched(outcome)} {chosen}; then {number} decide, in pairs that share a "
+        f"seed.{stops}"
     )
 
 
@@ -305,6 +316,10 @@ def design(outcome: Mapping) -> list[tuple[str, str]]:
         lines += [("tokens for each parameter", ", ".join(f"{each:g}" for each in study["budgets"]))]
     lines += [("seeds", str(study["seeds"])), ("margin", f"{study['margin']:g} {UNITS[study['metric']]}")]
     lines += [(f"matched {arm}", f"by {key}" if key else "not") for arm, key in study["solve_in"].items()]
+    if looks := study.get("looks", ()):
+        pairs = (*looks, study["seeds"])
+        words = [f"{each} pairs at {level:.2%}" for each, level in zip(pairs, levels(pairs), strict=True)]
+        lines += [("looks", f"after {', '.join(words)}")]
     for kind in ("sizes", "arms", "cells"):
         lines += [(f"{kind[:-1]} {name}", " ".join(each) or "the base") for name, each in study[kind].items()]
     return lines

@@ -124,10 +124,12 @@ def intervals(
 
 
 @cache
-def typical_critical(arms: int, rungs: int, pairs: int) -> tuple[float, float]:
+def typical_critical(
+    arms: int, rungs: int, pairs: int, alpha: float = ALPHA, draws: int = DRAWS // 4
+) -> tuple[float, float]:
     """The mean of the two critical values of studies whose variances agree, for a plan."""
-    rng = np.random.default_rng(0)
-    samples = [intervals(rng.standard_normal((arms, rungs, pairs)), draws=500) for _ in range(8)]
+    rng, number = np.random.default_rng(0), math.ceil(2 * DRAWS / draws)
+    samples = [intervals(rng.standard_normal((arms, rungs, pairs)), alpha=alpha, draws=draws) for _ in range(number)]
     return float(np.mean([each.critical for each in samples])), float(np.mean([each.inner_critical for each in samples]))
 
 

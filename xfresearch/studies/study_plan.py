@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from xfresearch.run.config import Config
 from xfresearch.runtime.progress import stage
+from xfresearch.studies import interim
 from xfresearch.studies.cells import Cell, Ladder, Trial, jobs
 from xfresearch.studies.checks import check
 from xfresearch.studies.design import Study, rungs
@@ -76,7 +77,20 @@ def lines(study: Study, plan: Plan, ended: Collection[Trial]) -> list[str]:
         f"paired differences have a deviation of {study.deviation:g}; up to {study.margin:g} counts as none, and an arm "
         f"without a difference is called equivalent there with a chance of {plan.chance_of_equivalent:.0%}"
     )
-    return shown + table(study, plan.matched)
+    return [*shown, *_looks(study), *table(study, plan.matched)]
+
+
+def _looks(study: Study) -> list[str]:
+    """What looks save, of a study that has some."""
+    if not study.looks:
+        return []
+    most = len(study.arms) * len(rungs(study)) * study.seeds
+    none, twice = (interim.expected_runs(study, difference) for difference in (0.0, 2 * study.margin))
+    return [
+        f"looks      after {' and '.join(map(str, study.looks))} of {study.seeds} pairs: an arm with a verdict at every "
+        f"rung gets no more. Of {most:,} runs that decide {none:,.0f} are expected if no arm differs, {twice:,.0f} if all "
+        f"differ by {2 * study.margin:g} ({interim.SIMULATED} simulated studies)"
+    ]
 
 
 def table(study: Study, solved: Mapping[Cell, Matched]) -> list[str]:
