@@ -108,7 +108,7 @@ def test_sizes_are_in_the_order_of_their_parameters():
         ("match=seconds", "solve=.* is not allowed: it must be 'steps' with match='seconds'"),
         ("probes=('attention.',)", r"probes='attention.' is not allowed: it must be ANALYSIS.FIGURE, of one of attention, "),
         ("probes=('patching.x',)", r"probes='patching.x' is not allowed"),
-        ("probes=('sinks',)", "probes='sinks' is not allowed: it must be one of copying, recall, induction, sink, "),
+        ("probes=('sinks',)", "probes='sinks' is not allowed: it must be one of copying, recall, exact_match, "),
         ("margin=0.0", "margin=0.0 is not allowed: it must be above 0"),
         ("question=", "question='' is not allowed"),
         ("solve_in.paralel=steps", "there is no key 'paralel'"),

@@ -210,7 +210,8 @@ def test_a_run_in_another_process_is_left_to_it(config, tmp_path, instant, monke
 def test_an_arm_that_is_settled_at_a_look_keeps_its_figures(config, finished, tmp_path, instant, capsys):
     looks = "--config.looks=(3,)"
     run(config, tmp_path, looks, "--plan")
-    assert "looks      after 3 of 4 pairs: an arm with a verdict at every rung gets no more. Of 72" in capsys.readouterr().out
+    said = "looks      after 3 of 4 pairs: an arm with a verdict at every rung gets no more. Of 72"
+    assert said in capsys.readouterr().out
     run(config, tmp_path, looks)
     outcome, whole = (read_object(folder / "results.json") for folder in (tmp_path, finished))
     assert outcome["runs"] == whole["runs"] - 3 * 6  # the fourth pair of two arms and of the baseline at six rungs

@@ -161,7 +161,7 @@ def _difference_sampling_error(study: Study, cell: Cell, arms: Mapping[Cell, dic
     adds to both sides of the difference cancels. NaN with a run that diverged."""
     pairs = len(arms[cell]["values"])
     sides = [seeded(each, arms[each]["rate"], pairs) for each in (cell, Cell(cell.rung, study.baseline))]
-    if any("blocks" not in results.get(trial, {}) for side in sides for trial in side):
+    if not pairs or any("blocks" not in results.get(trial, {}) for side in sides for trial in side):
         return math.nan
     return pair_ratios(*(_blocks(results[trial] for trial in side) for side in sides))["standard_error"]
 
