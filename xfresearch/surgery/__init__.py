@@ -48,8 +48,9 @@ __all__ = [
 class Function(Protocol):
     """A conversion as a function. `layers` are numbers of layers, by default all; `options` are the conversion's own.
 
-    Of a model with an encoder, `stack` is 'encoder' or 'decoder', by default both, and `layers` without it are those of the
-    decoder. `role` is that of sublayers which are changed on their own: 'mixer', 'cross' or 'feed_forward', by default all.
+    With an encoder, `stack` is 'encoder' or 'decoder', by default both; `layers` without `stack` are layers of the decoder.
+    `role` chooses sublayers by what they do ('mixer', 'cross' or 'feed_forward', by default all), in conversions that change
+    single sublayers.
     """
 
     __name__: str

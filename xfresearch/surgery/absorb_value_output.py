@@ -103,11 +103,8 @@ def _slots(target: Target[Attending], params: Params, bias_GV: np.ndarray, figur
     scale = np.sqrt(a.memory_slots)
     inverse_GVD = pseudo_inverses(value_DGV, figures, f"{target.where}, W_V")
     value_MGD = np.einsum("mgv,gvd->mgd", scale * stored_MGV - bias_GV, inverse_GVD) / scale
-    slots = {"memory/value": value_MGD}
-    if slot_heads(a) == 1:
-        key_MGK = params["memory/key"]
-        slots["memory/key"] = np.broadcast_to(key_MGK, (len(key_MGK), a.kv_heads, key_MGK.shape[-1]))
-    return slots
+    key_MGK = params["memory/key"]  # which all heads may have shared
+    return {"memory/value": value_MGD, "memory/key": np.broadcast_to(key_MGK, (len(key_MGK), a.kv_heads, key_MGK.shape[-1]))}
 
 
 def _regauged(target: Target, params: Params, figures: dict[str, float], gauge: str, broken: bool) -> Params:

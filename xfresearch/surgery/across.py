@@ -1,4 +1,4 @@
-"""drop_query in cross-attention: W_Q moves into W_K, whatever skips there are.
+"""drop_query in cross-attention: W_Q moves into W_K, with or without skips.
 
     (x W_Q)(s W_K + b_K)^T = x (s W_K W_Q^T + b_K W_Q^T)^T
 
@@ -56,7 +56,8 @@ def _without(a: CrossConfig) -> CrossConfig:
 
 
 def _moved(target: Target[CrossConfig], params: Params, broken: bool) -> Params:
-    """The parameters with W_K W_Q^T for each head, and all that belongs to a key-value head for each of its heads."""
+    """The parameters with W_K W_Q^T for each head. Values and slots of a key-value head are repeated for each of its
+    heads."""
     a, widths = target.options, (target.width, target.read_width)
     change = logit_scale(a, *widths) / logit_scale(_without(a), *widths)
     query_DHK = change * params["query/kernel"][::-1 if broken else 1]
@@ -77,6 +78,6 @@ def _moved(target: Target[CrossConfig], params: Params, broken: bool) -> Params:
 
 
 def _of_heads(a: CrossConfig, array_MGK: np.ndarray) -> np.ndarray:
-    """What each head [M, H, K] reads of the slots."""
+    """The slots that each head reads, [M, H, K]."""
     every_MGK = np.broadcast_to(array_MGK, (len(array_MGK), a.kv_heads, array_MGK.shape[-1]))
     return every_MGK[:, group_of_heads(a)]

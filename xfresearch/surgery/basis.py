@@ -7,7 +7,7 @@ read x are multiplied by Q^-1. With Q = W_Q and b = b_Q the query is x' itself, 
 with W_K or W_V: `drop_query`, `drop_key` and `drop_value` each choose one. Queries, keys and values keep their values, so
 RoPE, norms of queries and keys, slots and sinks stay as they are.
 
-Each of these stands in the way:
+A layer is refused for each of these reasons:
 
     a skip                  x + f(x) becomes x Q + f(x): all layers would need the same Q
     a norm of x             norm(x Q) is not norm(x) Q
@@ -39,8 +39,8 @@ SKIP = "x Q for this layer alone: x is also added to the output (skip), so all l
 
 
 class Ends(NamedTuple):
-    """The names of the sublayers that read the input x of a block, and of those whose sum is the next x. `why` says why x
-    has no basis of its own; '' if it has one."""
+    """The names of the sublayers that read the input x of a block, and of those whose sum is the input of the next block.
+    `why`: why x cannot have a basis of its own, in words; '' if it can."""
 
     reads: list[str]
     writes: list[str]
@@ -48,7 +48,7 @@ class Ends(NamedTuple):
 
 
 def ends(block: BlockConfig) -> Ends:
-    """Where a block reads and writes x."""
+    """The sublayers that read the input x of a block and write its output."""
     reads, inner, mixed = [], set(), False
     parts = source = {X}  # the terms of the stream, and of what the last sublayer read
     for branch in LAYOUTS[block.layout].branches:
@@ -64,7 +64,8 @@ def ends(block: BlockConfig) -> Ends:
 
 
 def drop(network: Network, layers, name: str, broken: bool) -> Network:
-    """The network without the matrix `name` of attention in `layers`: its output is the basis of the layer's input."""
+    """The network without the matrix Q called `name` of attention in `layers`. The input x of these layers becomes x Q +
+    b."""
     for number in layers:
         _check_reads(network, number, name)
         _check_writes(network, number)
@@ -125,7 +126,7 @@ def _check_reads(network: Network, number: int, name: str) -> None:
 
 
 def _check_writes(network: Network, number: int) -> None:
-    """Raises Refused if what writes the input of a layer cannot be multiplied by Q."""
+    """Raises Refused if a matrix or table that writes the input of a layer cannot be multiplied by Q."""
     model = network.model
     if number == 0:
         kind = model.embedding_norm
@@ -149,7 +150,7 @@ def _check_writes(network: Network, number: int) -> None:
 
 
 def _check_shift(network: Network, layers, name: str) -> None:
-    """Raises Refused if the bias has no place where x is read or written."""
+    """Raises Refused if a sublayer that reads or writes x has no place for the bias."""
     for number in layers:
         block = network.layers[number].block
         for sublayer in ends(block).reads:

@@ -1,4 +1,4 @@
-"""Biases of linear maps, which conversions add to and make."""
+"""Biases of linear maps: conversions add to them, or make them."""
 
 import numpy as np
 
@@ -24,13 +24,13 @@ def check_places(options: SublayerConfig, parts: set[str], what: str) -> None:
 
 
 def with_all_biases(params: Params, terms: list[LinearTerm]) -> Params:
-    """The parameters with the biases of all linear terms of feed-forward layers, of which one that has a bias makes the
-    others have one. New ones are 0. Those of experts are [E, F] or [E, D]."""
+    """The parameters with biases on all linear terms of feed-forward layers, because an option switches all of them on
+    together. New biases are 0, for experts [E, F] or [E, D]."""
     kernels = {term.bias: params[term.kernel] for term in terms if term.bias}
     return {path: np.zeros((*kernel.shape[:-2], kernel.shape[-1])) for path, kernel in kernels.items()} | params
 
 
 def add_bias(params: Params, path: str, value: np.ndarray) -> None:
-    """Adds `value` to the bias at `path`, in place; without one, it is the bias."""
+    """Adds `value` to the bias at `path`, in place. If there is no bias, `value` becomes the bias."""
     old = params.get(path)
     params[path] = value if old is None else old + value

@@ -24,7 +24,7 @@ from xfresearch.surgery.network import Network, Params
 BOUND = 1e-10  # relative, in float64: an exact conversion that misses it writes nothing
 CONTROL = 1000 * BOUND  # the control must differ by at least this much
 LONGEST = 1024  # tokens of a sequence, if no table has more rows
-SPREAD = 4096  # logits of a token at most, evenly spaced, of which their spread is taken
+SPREAD = 4096  # the spread of a token's logits is taken over at most so many of them, evenly spaced
 CACHED = 4  # tokens that are decoded one by one
 DTYPES = ("float32", "bfloat16")
 
@@ -44,9 +44,9 @@ class Certificate:
     costs: dict[str, dict[str, float]] = field(default_factory=dict)  # {name: {before, after}}
     figures: dict[str, float] = field(default_factory=dict)  # condition numbers, error bounds
     first_difference: str = ""  # the tap at which the models first differ; '' if they do not
-    domain: str = ""  # what the logits were compared on
-    dropout: str = ""  # what is said of it; '' for a model without
-    seconds: float = 0.0  # that the comparison took
+    domain: str = ""  # the inputs on which the logits were compared, in words
+    dropout: str = ""  # a sentence on dropout; '' for a model without
+    seconds: float = 0.0  # of the comparison
 
     @property
     def relative(self) -> float:
@@ -89,7 +89,7 @@ class Certificate:
 
 
 class Inputs(NamedTuple):
-    """What a pass reads: tokens [B, L], and [B, S] of a source if there is an encoder."""
+    """The inputs of a pass: tokens [B, L], and with an encoder tokens of the source [B, S]."""
 
     tokens_BL: np.ndarray
     source_BS: np.ndarray | None = None
@@ -147,13 +147,13 @@ def certify(
 
 
 def _dropout(model: ModelConfig, undropped: Iterable[str]) -> str:
-    """What a certificate says of dropout: the functions are compared without, as in evaluation."""
+    """The certificate's sentence on dropout: the functions are compared without it, as in evaluation."""
     zero = f"; set to 0 for {', '.join(sorted(undropped))}, where training would drop other values" if undropped else ""
     return f"compared in evaluation, without it{zero}" if model.random else ""
 
 
 class Domain(NamedTuple):
-    """What two networks are compared on.
+    """The inputs on which two networks are compared.
 
     batches: tokens [B, L] each, and of sources. Their first rows together have every token of the vocabulary; the other
     rows of the first batch are text. longest: one more sequence, and one more source, if a table has a row for each position
@@ -183,8 +183,8 @@ class Domain(NamedTuple):
         return cls(batches, V, longest, bool(experts))
 
     def compare(self, certificate: Certificate, runners: list[Runner]) -> Inputs | None:
-        """Adds what the batches after the first one, the longest sequence and the experts show. The first batch that
-        differs; None if none does."""
+        """Adds the differences on the batches after the first one, on the longest sequence and with every expert. Returns
+        the first batch that differs; None if none does."""
         cases = [("all tokens", inputs, False) for inputs in self.batches[1:]]
         cases += [("all positions", self.longest, False)] if self.longest else []
         cases += [("all experts", self.batches[0], True)] if self.experts else []

@@ -69,8 +69,8 @@ class Conversion:
         role: str = "",
         **options: Any,
     ) -> Network:
-        """The network with what `Where` names converted, one stack after the other. `broken` is True, or the name of the
-        stack that is broken. Refused names the conversion."""
+        """The network with the parts that `Where` names converted, one stack after the other. broken: True, or the name of
+        the stack whose conversion lacks a step. The text of Refused begins with the name of the conversion."""
         options, where = self._all(options), Where(layers, stack, role)
         for name in self.stacks(network, where):
             each = network.encoder if name == "encoder" else network

@@ -81,7 +81,7 @@ def _exact_runs(network: Network, steps: Sequence[Step]) -> Iterator[tuple[Netwo
 
 
 def left_out(lm: LanguageModel) -> str:
-    """What the converted model does not carry, in words: it describes arrays and tensors of other names and shapes."""
+    """Names of the records that the converted model does not keep, because they describe arrays of other names or shapes."""
     parts = []
     if lm.edits:
         parts.append(f"the records of its edits ({len(lm.edits)}), which cannot be undone after the conversion")
@@ -127,8 +127,8 @@ def held_out_text(lm: LanguageModel) -> HeldOut:
 
 
 def _controls(before: Network, steps: Sequence[Step]) -> dict[str, Network]:
-    """For each step, the chain up to it with this step broken in one stack. A later step need not apply to a broken
-    network."""
+    """For each step, the networks after the chain up to this step, which is broken in one stack. The chain ends there,
+    because a later step may not apply to a broken network."""
     controls = {}
     for number, step in enumerate(steps, 1):
         for stack in step.conversion.stacks(before, step.where):

@@ -185,8 +185,8 @@ def _into_end(network: Network, broken: bool) -> Network:
 
 
 def _first_block_without(network: Network) -> Network:
-    """The norms outside the blocks have the options of the first block's norms: its gain and bias are switched off, and
-    its own norms that keep them get options of their own. Norms of queries and keys have no such options."""
+    """Switches off the gain and the bias in the first block's options, which are also those of the norms outside the blocks.
+    Norms of the first block that keep them get options of their own. Norms of queries and keys have no such options."""
     first = network.layers[0]
     block = first.block
     inner = [

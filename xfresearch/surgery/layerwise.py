@@ -107,8 +107,8 @@ class Runner:
 
     def gradient(self, tokens_BL, made: Pass) -> np.ndarray:
         """The gradient [B, L] of the mean loss for a factor of each token's embedding, or [B, L + S] with a source, given a
-        pass. A conversion may change the basis of the residual stream x, and so the gradient for x. It does not change x
-        times that gradient."""
+        pass. It is x times the gradient for x, summed: a conversion that changes the basis of the residual stream x changes
+        the gradient for x, but not this product."""
         tokens_BL = jnp.asarray(tokens_BL, jnp.int32)
         cotangent = _end_gradient(self.model, self.outside, tokens_BL, made.streams[-1])
         of_source = jax.tree.map(jnp.zeros_like, made.source and made.source.x_BSW)

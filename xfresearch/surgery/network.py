@@ -4,8 +4,8 @@ A conversion maps a Network to a Network. The parameters of a layer are computed
 large model is converted layer by layer. Arrays are NumPy arrays in float64; {path: array} maps 'attention/query/kernel'
 to the parameter of one layer.
 
-The encoder of a model with two stacks is a network beside that of the decoder, with a table of tokens in any case: it is the
-decoder's as long as nobody changes one of the two. What conversions do to the encoder's output is in its `end`.
+The encoder of a model with two stacks is a second network. It always has a table of tokens: the decoder's, as long as no
+conversion changes one of the two. Its `end` holds the linear map by which conversions have changed its output.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -53,8 +53,8 @@ class Target(NamedTuple, Generic[O]):
     options: O
     where: str  # for messages: the layer, and the sublayer's name if it is not the only one of its kind there
     width: int  # D of its input
-    read_width: int  # of what its keys and values are of: D, or W of a source
-    stack: str  # '' for that of the logits, or 'encoder'
+    read_width: int  # of the input of its keys and values: D, or W of a source
+    stack: str  # '' for the stack that makes the logits, or 'encoder'
 
     def random(self, seed: int) -> np.random.Generator:
         """Random numbers of this sublayer alone."""
@@ -63,7 +63,7 @@ class Target(NamedTuple, Generic[O]):
 
 
 class End(NamedTuple):
-    """What the readers of a stack's output y read: y M + b."""
+    """A map of a stack's output y: its readers read y M + b."""
 
     matrix_ED: np.ndarray
     bias_D: np.ndarray
@@ -195,13 +195,14 @@ class Network:
         return ours is theirs or np.array_equal(ours, theirs)
 
     def fresh(self) -> "Network":
-        """The network without what the conversions before have told."""
+        """The network without the figures and dropouts that earlier conversions have recorded."""
         encoder = self.encoder and self.encoder.fresh()
         return replace(self, figures={}, undropped=frozenset(), encoder=encoder)
 
     @property
     def told(self) -> tuple[dict[str, float], frozenset[str]]:
-        """The figures and what lost its dropout, of all stacks. The figures of a layer exist once its parameters do."""
+        """The figures, and the values that lost their dropout, of all stacks. A layer's figures exist once its parameters
+        do."""
         figures = {f"encoder, {name}": each for name, each in self.encoder.figures.items()} if self.encoder else {}
         return figures | self.figures, self.undropped | (self.encoder.undropped if self.encoder else frozenset())
 

@@ -8,7 +8,7 @@ T = TypeVar("T")
 
 
 class Refused(UserError):
-    """A conversion does not apply to a model. The message names the condition that fails, or the term in the way."""
+    """A conversion does not apply to a model. The message names the condition that fails, or the term that is not zero."""
 
 
 def required(value: object, kind: type[T], reason: str) -> T:

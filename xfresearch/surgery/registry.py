@@ -8,15 +8,13 @@ from xfresearch.surgery.centre import CENTRE
 from xfresearch.surgery.conversion import Conversion, Where
 from xfresearch.surgery.converting import Step
 from xfresearch.surgery.drop import DROP_KEY, DROP_OUTPUT, DROP_QUERY, DROP_VALUE
-from xfresearch.surgery.factor_query_key import FACTOR_QUERY_KEY
 from xfresearch.surgery.feed_forward_to_memory import FEED_FORWARD_TO_MEMORY
 from xfresearch.surgery.fold_norm import FOLD_NORM
 from xfresearch.surgery.fuse_output import FUSE_OUTPUT
 from xfresearch.surgery.key_value_groups import EXPAND_GROUPS, POOL_GROUPS
 from xfresearch.surgery.memory_to_feed_forward import MEMORY_TO_FEED_FORWARD
-from xfresearch.surgery.merge_query_key import MERGE_QUERY_KEY
-from xfresearch.surgery.sink_to_slot import SINK_TO_SLOT
-from xfresearch.surgery.slot_to_sink import SLOT_TO_SINK
+from xfresearch.surgery.query_key import FACTOR_QUERY_KEY, MERGE_QUERY_KEY
+from xfresearch.surgery.sinks import SINK_TO_SLOT, SLOT_TO_SINK
 from xfresearch.surgery.stacking import STACK, UNSTACK
 from xfresearch.surgery.untie import UNTIE
 from xfresearch.surgery.upcycle import UPCYCLE

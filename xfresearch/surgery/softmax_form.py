@@ -22,7 +22,7 @@ from xfresearch.models.mixers.softmax.projections import logit_scale
 from xfresearch.surgery.biases import add_bias
 from xfresearch.surgery.network import Network, Params, in_layout, inside, options_of, put
 from xfresearch.surgery.refused import refuse_unless, required
-from xfresearch.surgery.sink_to_slot import with_slots
+from xfresearch.surgery.sinks import with_slots
 
 
 def to_softmax(network: Network, layers, layouts: dict[str, str], broken: bool) -> Network:

@@ -115,7 +115,7 @@ def identity_maps(network: Network, number: int) -> list[str]:
 
 
 def _output_norm(block: BlockConfig, name: str, axes: dict, where: str) -> list[str]:
-    """What the norm of a sublayer's output adds to 0: its bias, and derf's shift, since erf(0 + shift) is not 0."""
+    """Paths of the parameters that make the norm of an output of 0 differ from 0: its bias, and the shift of derf."""
     site = f"{name}_out"
     if not hasattr(block.norms, site):
         return []
