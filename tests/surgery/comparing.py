@@ -2,7 +2,9 @@
 
 import jax
 import numpy as np
+import pytest
 
+from tests.tiny_runs import tiny_model
 from xfresearch.loading.language_model import LanguageModel
 from xfresearch.models import transformer
 from xfresearch.models.model_config import ModelConfig
@@ -10,8 +12,15 @@ from xfresearch.surgery import CONVERSIONS
 from xfresearch.surgery.certificate import BOUND, CONTROL, difference
 from xfresearch.surgery.layerwise import Runner
 from xfresearch.surgery.network import Network, assemble, take_apart
+from xfresearch.surgery.refused import Refused
 
 LENGTH = 8
+ATTENTION = "model__blocks__main__attention__"
+
+
+def changed(name: str = "gpt2", **options) -> LanguageModel:
+    """A tiny model with other options of attention."""
+    return tiny_model(name, **{ATTENTION + key: value for key, value in options.items()})
 
 
 def logits(network: Network) -> np.ndarray:
@@ -39,3 +48,9 @@ def assert_exact(lm: LanguageModel, name: str, layers=None, **options) -> ModelC
     assert exact <= BOUND, f"{name} differs by {exact:.1e}"
     assert control >= CONTROL, f"the control of {name} differs by {control:.1e} only"
     return model
+
+
+def assert_refused(lm: LanguageModel, name: str, reason: str, **options) -> None:
+    """A conversion refuses the model. `reason` is the pattern of the message after the conversion's name."""
+    with pytest.raises(Refused, match=f"^{name}: {reason}"):
+        CONVERSIONS[name](take_apart(lm.config, lm.params), **options)

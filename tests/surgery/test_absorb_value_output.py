@@ -2,8 +2,7 @@
 
 import pytest
 
-from tests.surgery.comparing import assert_exact
-from tests.surgery.test_merge_query_key import changed
+from tests.surgery.comparing import assert_exact, assert_refused, changed
 from xfresearch import surgery
 from xfresearch.surgery.network import take_apart
 
@@ -47,8 +46,7 @@ def test_slots_that_heads_share_get_values_of_their_own():
     ids=lambda value: ",".join(value) if isinstance(value, dict) else "",
 )
 def test_a_refusal_names_the_term(options, term):
-    with pytest.raises(surgery.Refused, match=f"^absorb_value_output: layer 0: .*{term}"):
-        surgery.absorb_value_output(changed(**options))
+    assert_refused(changed(**options), "absorb_value_output", f"layer 0: .*{term}")
 
 
 def test_a_gauge_moves_a_bias_under_any_weights():

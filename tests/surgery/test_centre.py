@@ -2,8 +2,7 @@
 
 import pytest
 
-from tests.surgery.comparing import assert_exact
-from tests.surgery.test_merge_query_key import changed
+from tests.surgery.comparing import assert_exact, assert_refused, changed
 from tests.tiny_runs import tiny_model
 from xfresearch import surgery
 
@@ -67,8 +66,7 @@ def test_a_projection_with_a_gain_stays():
 def test_a_refusal_names_the_term(overrides, term):
     if BLOCK + "attention__kind" in overrides:
         overrides |= {BLOCK + "attention__lambdas__window": 4}
-    with pytest.raises(surgery.Refused, match=f"^centre: .*{term}"):
-        surgery.centre(tiny_model("gpt2", **overrides))
+    assert_refused(tiny_model("gpt2", **overrides), "centre", f".*{term}")
 
 
 def test_heads_in_the_stream_are_refused():
@@ -120,5 +118,5 @@ def test_a_stream_without_a_mean_has_one_dimension_less(overrides):
     ids=lambda value: ",".join(value) if isinstance(value, dict) else "",
 )
 def test_what_needs_all_dimensions_is_refused(overrides, term):
-    with pytest.raises(surgery.Refused, match=f"^centre: width='less_one': .*{term}"):
-        surgery.centre(tiny_model("gpt2", **WITHOUT_GAINS | overrides), width="less_one")
+    lm = tiny_model("gpt2", **WITHOUT_GAINS | overrides)
+    assert_refused(lm, "centre", f"width='less_one': .*{term}", width="less_one")

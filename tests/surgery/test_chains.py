@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 
 import xfresearch as xf
-from tests.surgery.comparing import assert_exact
-from tests.surgery.test_merge_query_key import changed
+from tests.surgery.comparing import assert_exact, changed
 from tests.tiny_runs import make_run, tiny_model
 from xfresearch import convert, surgery
 from xfresearch.runtime import command

@@ -5,7 +5,7 @@ from dataclasses import replace
 import jax.numpy as jnp
 import pytest
 
-from tests.surgery.comparing import assert_exact
+from tests.surgery.comparing import assert_exact, assert_refused
 from tests.tiny_runs import tiny_model
 from xfresearch import surgery
 from xfresearch.surgery.network import take_apart
@@ -131,8 +131,7 @@ def test_a_refusal_names_the_term(name, options, term):
         lm = tiny_model("variants", **{BLOCK + key: value for key, value in (NORMLESS | options).items()})
     else:
         lm = normless(**options)
-    with pytest.raises(surgery.Refused, match=f"^{name}: layer 0.*{term}"):
-        surgery.CONVERSIONS[name](take_apart(lm.config, lm.params))
+    assert_refused(lm, name, f"layer 0.*{term}")
 
 
 def test_a_layer_before_that_adds_x_is_refused():

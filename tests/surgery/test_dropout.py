@@ -2,8 +2,8 @@
 
 import pytest
 
+from tests.surgery.comparing import changed
 from tests.surgery.test_drop import NO_BIAS, normless
-from tests.surgery.test_merge_query_key import changed
 from tests.tiny_runs import tiny_model
 from xfresearch import surgery
 from xfresearch.surgery.certificate import _dropout

@@ -2,9 +2,7 @@
 
 import pytest
 
-from tests.surgery.comparing import assert_exact
-from tests.surgery.test_merge_query_key import changed
-from xfresearch import surgery
+from tests.surgery.comparing import assert_exact, assert_refused, changed
 
 
 @pytest.mark.parametrize(
@@ -37,5 +35,4 @@ def test_repeated_heads_compute_the_same(options):
     ids=["heads", "key", "value", "kind"],
 )
 def test_a_refusal_names_the_term(options, term):
-    with pytest.raises(surgery.Refused, match=f"^expand_groups: layer 0: {term}"):
-        surgery.expand_groups(changed(**options))
+    assert_refused(changed(**options), "expand_groups", f"layer 0: {term}")

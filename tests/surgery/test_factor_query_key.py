@@ -2,8 +2,7 @@
 
 import pytest
 
-from tests.surgery.comparing import assert_exact, logits
-from tests.surgery.test_merge_query_key import changed
+from tests.surgery.comparing import assert_exact, assert_refused, changed, logits
 from xfresearch import surgery
 from xfresearch.surgery import CONVERSIONS
 from xfresearch.surgery.certificate import BOUND, CONTROL, difference
@@ -81,6 +80,4 @@ def test_a_smaller_rank_has_a_bound():
     ],
 )
 def test_a_refusal_names_the_term(options, rank, term):
-    lm = changed(**options)
-    with pytest.raises(surgery.Refused, match=f"^factor_query_key: layer 0: .*{term}"):
-        CONVERSIONS["factor_query_key"](take_apart(lm.config, lm.params), rank=rank)
+    assert_refused(changed(**options), "factor_query_key", f"layer 0: .*{term}", rank=rank)

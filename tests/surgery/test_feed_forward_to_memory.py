@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tests.surgery.comparing import assert_exact
+from tests.surgery.comparing import assert_exact, assert_refused
 from tests.tiny_runs import tiny_model
 from xfresearch import surgery
 from xfresearch.surgery.network import assemble, take_apart
@@ -87,9 +87,7 @@ def test_one_layer_of_two():
     ],
 )
 def test_a_refusal_names_the_term(name, options, term):
-    lm = changed(name, **options)
-    with pytest.raises(surgery.Refused, match=f"^{TO}: layer 0: .*{term}"):
-        surgery.CONVERSIONS[TO](take_apart(lm.config, lm.params))
+    assert_refused(changed(name, **options), TO, f"layer 0: .*{term}")
 
 
 SLOTS = {"attention__memory_slots": 4, "attention__bias": "()"}
@@ -110,9 +108,7 @@ WIDE = SLOTS | {"attention__memory_activation": "relu"}
     ],
 )
 def test_slots_that_stay(options, term):
-    lm = changed("gpt2", **options)
-    with pytest.raises(surgery.Refused, match=f"^{BACK}: .*{term}"):
-        surgery.CONVERSIONS[BACK](take_apart(lm.config, lm.params))
+    assert_refused(changed("gpt2", **options), BACK, f".*{term}")
 
 
 def test_the_numbers_of_differential_layers_are_a_part_of_their_function():
@@ -179,6 +175,4 @@ def test_the_softmax_form_is_labelled_approximate():
     ],
 )
 def test_a_refusal_of_the_softmax_form_names_the_term(options, term):
-    lm = changed("gpt2", **options)
-    with pytest.raises(surgery.Refused, match=f"^{TO}: layer 0: {term}"):
-        surgery.CONVERSIONS[TO](take_apart(lm.config, lm.params), **SOFTMAX)
+    assert_refused(changed("gpt2", **options), TO, f"layer 0: {term}", **SOFTMAX)

@@ -2,8 +2,7 @@
 
 import pytest
 
-from tests.surgery.comparing import assert_exact
-from tests.surgery.test_merge_query_key import changed
+from tests.surgery.comparing import assert_exact, assert_refused, changed
 from tests.tiny_runs import tiny_model
 from xfresearch import surgery
 from xfresearch.models import transformer
@@ -69,8 +68,7 @@ def test_some_layers_only():
     ],
 )
 def test_a_refusal_names_the_term(name, overrides, term):
-    with pytest.raises(surgery.Refused, match=f"^fold_norm: .*{term}"):
-        surgery.fold_norm(tiny_model(name, **overrides))
+    assert_refused(tiny_model(name, **overrides), "fold_norm", f".*{term}")
 
 
 @pytest.mark.parametrize(
@@ -87,8 +85,7 @@ def test_a_refusal_names_the_term(name, overrides, term):
 def test_a_term_that_a_merged_matrix_cannot_take(norm, options, term):
     """At full rank the key is the normed x. Factors of a rank have a key of their own."""
     lm = tiny_model("gpt2", **with_norm(norm, query="merged", bias="()", **options))
-    with pytest.raises(surgery.Refused, match=f"^fold_norm: layer 0, attention: .*{term}"):
-        CONVERSIONS["fold_norm"](take_apart(lm.config, lm.params))
+    assert_refused(lm, "fold_norm", f"layer 0, attention: .*{term}")
     lm = tiny_model("gpt2", **with_norm(norm, query="merged", rank=4, bias="()", **options))
     assert CONVERSIONS["fold_norm"](take_apart(lm.config, lm.params)).resolved
 

@@ -2,15 +2,8 @@
 
 import pytest
 
-from tests.surgery.comparing import assert_exact
-from tests.tiny_runs import tiny_model
+from tests.surgery.comparing import assert_exact, assert_refused, changed
 from xfresearch import surgery
-
-ATTENTION = "model__blocks__main__attention__"
-
-
-def changed(name: str = "gpt2", **options):
-    return tiny_model(name, **{ATTENTION + key: value for key, value in options.items()})
 
 
 @pytest.mark.parametrize(
@@ -45,8 +38,7 @@ def test_the_merged_matrix_computes_the_same(options):
     ids=lambda value: ",".join(value) if isinstance(value, dict) else "",
 )
 def test_a_refusal_names_the_term(options, term):
-    with pytest.raises(surgery.Refused, match=f"^merge_query_key: layer 0: .*{term}"):
-        surgery.merge_query_key(changed(**options))
+    assert_refused(changed(**options), "merge_query_key", f"layer 0: .*{term}")
 
 
 def test_some_layers_become_a_block_of_their_own():

@@ -3,8 +3,7 @@
 import jax.numpy as jnp
 import pytest
 
-from tests.surgery.comparing import apart
-from tests.surgery.test_merge_query_key import changed
+from tests.surgery.comparing import apart, assert_refused, changed
 from xfresearch import surgery
 from xfresearch.surgery.certificate import BOUND
 from xfresearch.surgery.network import take_apart
@@ -48,5 +47,4 @@ def test_the_certificate_states_the_error():
     ],
 )
 def test_a_refusal_names_the_term(options, kv_heads, term):
-    with pytest.raises(surgery.Refused, match=f"^pool_groups: layer 0: {term}"):
-        surgery.pool_groups(changed(**options), kv_heads=kv_heads)
+    assert_refused(changed(**options), "pool_groups", f"layer 0: {term}", kv_heads=kv_heads)

@@ -5,7 +5,7 @@ from dataclasses import fields, replace
 import numpy as np
 import pytest
 
-from tests.surgery.comparing import assert_exact
+from tests.surgery.comparing import assert_exact, assert_refused
 from tests.tiny_runs import tiny_model
 from xfresearch import surgery
 from xfresearch.models.block_config import BLOCKS, BlockConfig, _class_of
@@ -113,6 +113,4 @@ def test_every_sublayer_of_a_role_is_converted(name):
     ],
 )
 def test_a_refusal_for_several_sublayers_of_a_role_names_the_term(name, term):
-    lm = tiny_model(**MACARON)
-    with pytest.raises(surgery.Refused, match=f"^{name}: layer 0.*{term}"):
-        surgery.CONVERSIONS[name](take_apart(lm.config, lm.params))
+    assert_refused(tiny_model(**MACARON), name, f"layer 0.*{term}")

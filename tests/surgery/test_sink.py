@@ -4,8 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.surgery.comparing import assert_exact
-from tests.surgery.test_merge_query_key import changed
+from tests.surgery.comparing import assert_exact, assert_refused, changed
 from xfresearch import surgery
 from xfresearch.runtime.trees import by_path
 from xfresearch.surgery.network import assemble, take_apart
@@ -74,9 +73,7 @@ def test_a_slot_of_zeros_is_a_sink(options):
     ids=name_of,
 )
 def test_a_refusal_names_the_term(options, term):
-    lm = changed(**options)
-    with pytest.raises(surgery.Refused, match=f"^sink_to_slot: layer 0: .*{term}"):
-        surgery.CONVERSIONS["sink_to_slot"](take_apart(lm.config, lm.params))
+    assert_refused(changed(**options), "sink_to_slot", f"layer 0: .*{term}")
 
 
 @pytest.mark.parametrize(
@@ -129,9 +126,7 @@ def test_a_constant_logit_is_a_learned_sink(options):
     ids=name_of,
 )
 def test_a_slot_that_is_no_sink(options, term):
-    lm = changed(**options)
-    with pytest.raises(surgery.Refused, match=f"^slot_to_sink: layer 0: {term}"):
-        surgery.CONVERSIONS["slot_to_sink"](take_apart(lm.config, lm.params))
+    assert_refused(changed(**options), "slot_to_sink", f"layer 0: {term}")
 
 
 @pytest.mark.parametrize(
@@ -144,9 +139,7 @@ def test_a_slot_that_is_no_sink(options, term):
     ids=name_of,
 )
 def test_a_logit_that_is_no_sink(options, term):
-    lm = constant_slot(changed(**SLOT | options))
-    with pytest.raises(surgery.Refused, match=f"^slot_to_sink: layer 0: {term}"):
-        surgery.CONVERSIONS["slot_to_sink"](take_apart(lm.config, lm.params))
+    assert_refused(constant_slot(changed(**SLOT | options)), "slot_to_sink", f"layer 0: {term}")
 
 
 def test_a_logit_that_depends_on_the_token():

@@ -6,8 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from tests.surgery.comparing import assert_exact
-from tests.surgery.test_merge_query_key import changed
+from tests.surgery.comparing import assert_exact, assert_refused, changed
 from tests.tiny_runs import tiny_model
 from xfresearch import surgery
 from xfresearch.runtime.trees import by_path
@@ -76,8 +75,7 @@ def test_the_public_functions_restore_every_bit():
     ids=lambda value: ",".join(map(str, value.values())) if isinstance(value, dict) else "",
 )
 def test_a_refusal_names_the_term(overrides, term):
-    with pytest.raises(surgery.Refused, match=f"^stack: layer 0: .*{term}"):
-        surgery.stack(tiny_model("gpt2", **overrides))
+    assert_refused(tiny_model("gpt2", **overrides), "stack", f"layer 0: .*{term}")
 
 
 def test_the_number_of_a_layer_may_matter():

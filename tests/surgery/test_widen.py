@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from tests.surgery.comparing import assert_exact
-from tests.surgery.test_merge_query_key import changed
+from tests.surgery.comparing import assert_exact, changed
 from tests.tiny_runs import tiny_model
 from xfresearch import surgery
 from xfresearch.surgery.network import take_apart
