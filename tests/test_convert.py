@@ -102,3 +102,16 @@ def test_mistakes_exit_with_2_and_a_one_line_error(folder, run, tmp_path, capsys
     assert stopped.value.code == 2
     assert error.count("\n") == 1 and error.startswith("error: ") and re.search(text, error), error
     assert not list(tmp_path.glob("new*")) and not list(tmp_path.glob(".*"))
+
+
+def test_a_stack_and_a_role_are_chosen_on_the_command_line(tmp_path, capsys):
+    workdir = str(make_run(tmp_path / "pairs", "tasks/reverse", steps=(10,)))
+    convert.main(["merge_query_key,untie", workdir, "--dry-run", "--stack", "decoder"])
+    assert "merge_query_key, untie: " in capsys.readouterr().out
+    with pytest.raises(UserError, match="merge_query_key: layer 0, attention: query='merged' and key='identity_whole'"):
+        convert.main(["merge_query_key,merge_query_key", workdir, "--dry-run", "--layers", "0"])
+    convert.main(["merge_query_key,factor_query_key", workdir, "--dry-run", "--role", "cross", "--rank", "8"])
+    with pytest.raises(UserError, match="role='cross' is not allowed with untie: it must be left out"):
+        convert.main(["merge_query_key,untie", workdir, "--dry-run", "--role", "cross"])
+    with pytest.raises(UserError, match="argument --stack: invalid choice: 'both'"):
+        convert.main(["untie", workdir, "--dry-run", "--stack", "both"])

@@ -21,9 +21,11 @@ import pytest
 from tests.contracts import losses
 from tests.contracts.passes import forward
 from tests.contracts.test_gradients import named
+from tests.contracts.two_stacks import MODELS
 from tests.contracts.variants import ALL, marked
 from tests.tolerances import TOLERANCE
 from xfresearch.models import transformer
+from xfresearch.models.context import source_in
 from xfresearch.models.inputs import tap_shapes
 from xfresearch.models.linear import Linear
 from xfresearch.models.norms import Norm
@@ -43,13 +45,18 @@ def loops(monkeypatch):
     losses.compile_loops_once(monkeypatch)
 
 
-def skewed_batch(vocab_size: int, seed: int) -> dict:
+def skewed_batch(vocab_size: int, seed: int, source: bool = False) -> dict:
     random = np.random.default_rng(seed)
     zipf_V = 1 / np.arange(1, vocab_size + 1)
     p_V = 0.5 * zipf_V / zipf_V.sum() + 0.5 * (np.arange(vocab_size) == 0)
     tokens_BL = random.choice(vocab_size, (B, L + 1), p=p_V).astype(np.int32)
     size_B1 = np.where(np.arange(B) % 2, SHORT, L)[:, None]
-    return losses.batch_of(tokens_BL, np.arange(L) // size_B1 + 1, np.arange(L) % size_B1)
+    segments_BL, positions_BL = np.arange(L) // size_B1 + 1, np.arange(L) % size_B1
+    batch = losses.batch_of(tokens_BL, segments_BL, positions_BL)
+    if not source:
+        return batch
+    source_BS = random.choice(vocab_size, (B, L), p=p_V).astype(np.int32)  # each document has a source as long as it
+    return batch | {"source": source_BS, "source_segments": segments_BL, "source_positions": positions_BL}
 
 
 def rounded(x):
@@ -85,7 +92,7 @@ def rounded_loss(config, batch):
     """The loss in float32, with rounded parameters and with activations rounded at every tap."""
 
     def loss(params):
-        context = {"positions_BL": batch["positions"], "segments_BL": batch["segments"]}
+        context = {"positions_BL": batch["positions"], "segments_BL": batch["segments"], "source": source_in(batch)}
         everywhere = dict.fromkeys(activations(config), rounded)
         logits, extra = forward(config, jax.tree.map(rounded, params), batch["tokens"], replace=everywhere, **context)
         nll_BL = optax.softmax_cross_entropy_with_integer_labels(logits, batch["targets"])
@@ -109,7 +116,8 @@ def errors(actual, expected) -> dict[str, float]:
 
 def too_large(config, seeds) -> dict[str, str]:
     """The errors that exceed what is allowed, over the gradients of all seeds together: of initial values and batches."""
-    samples = [(transformer.init(config, jax.random.key(seed)), skewed_batch(config.vocab_size, seed)) for seed in seeds]
+    batches = [skewed_batch(config.vocab_size, seed, source=config.encoder is not None) for seed in seeds]
+    samples = [(transformer.init(config, jax.random.key(seed)), batch) for seed, batch in zip(seeds, batches, strict=True)]
 
     def gradients(loss) -> dict:
         result = [jax.grad(loss(batch))(params) for params, batch in samples]
@@ -132,4 +140,12 @@ def test_gradients_in_bfloat16_are_near_those_in_float32(name):
     """The gradient of a single number, such as dyt's alpha, may happen to be near zero at one seed: four decide."""
     if too_large(ALL[name], [0]):
         wrong = too_large(ALL[name], range(4))
+        assert not wrong, wrong
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["pre-norm", "merged", "post-norm"])
+def test_gradients_of_two_stacks_in_bfloat16_are_near_those_in_float32(name):
+    if too_large(MODELS[name], [0]):
+        wrong = too_large(MODELS[name], range(4))
         assert not wrong, wrong

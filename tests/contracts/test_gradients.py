@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from tests.contracts import losses
+from tests.contracts.two_stacks import MODELS, SOURCE
 from tests.contracts.variants import (
     ALL,
     BATCH,
@@ -27,6 +28,7 @@ from tests.contracts.variants import (
     model,
     random_params,
 )
+from tests.daily import daily
 from xfresearch.kernels import chunked_attention, grouped_matmul
 from xfresearch.runtime.trees import by_path, path_name
 
@@ -48,8 +50,18 @@ def loss_of(config, key=None, **training):
     random = np.random.default_rng(7)
     tokens_BL = random.integers(0, config.vocab_size, (BATCH, LENGTH + 1)).astype(np.int32)
     weights_BL = random.uniform(0.5, 1.5, SEGMENTS_BL.shape) * (SEGMENTS_BL > 0)
-    batch = losses.batch_of(tokens_BL, SEGMENTS_BL, POSITIONS_BL, weights_BL)
+    batch = losses.batch_of(tokens_BL, SEGMENTS_BL, POSITIONS_BL, weights_BL) | source_of(config)
     return losses.loss_of(config, batch, key, packing="documents", **{"z_loss": 0.01, "loss_rows": 5, **training})
+
+
+def source_of(config) -> dict:
+    """The part of a batch that an encoder reads: the sources of the two documents, or of one; {} without an encoder."""
+    if config.encoder is None:
+        return {}
+    source_BS = np.random.default_rng(8).integers(0, config.vocab_size, (BATCH, SOURCE)).astype(np.int32)
+    segments_BS = np.array([[1] * (SOURCE - 3) + [2, 2, 0], [1] * SOURCE], np.int32)
+    positions_BS = np.array([[*range(SOURCE - 3), 0, 1, 0], range(SOURCE)], np.int32)
+    return {"source": source_BS, "source_segments": segments_BS, "source_positions": positions_BS}
 
 
 def directions(gradients):
@@ -112,6 +124,19 @@ DEFAULT_RUN += [name for name in DISTINCT if not name.startswith(ALIKE)]
 def test_gradient_equals_finite_differences(name, x64):
     config = in_float64(ALL[name])
     check(loss_of(config), random_params(config))
+
+
+@pytest.mark.parametrize("name", daily(["merged"], MODELS))
+def test_gradient_through_two_stacks_equals_finite_differences(name, x64):
+    config = in_float64(MODELS[name])
+    check(loss_of(config), random_params(config))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("layers", ["scan", "unroll"])
+def test_gradient_of_rematerialised_stacks(layers, x64):
+    config = in_float64(MODELS["in-turns"])
+    check(loss_of(config, layers=layers, remat="full"), random_params(config), jit=jax.jit)
 
 
 @pytest.mark.long

@@ -6,7 +6,9 @@ import pytest
 from jax.sharding import AbstractMesh, AxisType
 
 from tests.contracts.passes import forward
+from tests.contracts.two_stacks import MODELS
 from tests.contracts.variants import ALL, DISTINCT, marked, mesh_sizes
+from tests.daily import daily
 from xfresearch.models import transformer
 from xfresearch.models.context import Execution
 from xfresearch.sharding.partition import batch_sharding, param_shardings
@@ -33,9 +35,7 @@ DEFAULT_RUN = ["layout=resi_dual", "attention.query=merged", "configs/mixtral_8x
 DEFAULT_RUN += [name for name in DISTINCT if not name.startswith(ALIKE)]
 
 
-@pytest.mark.parametrize("name", marked(DEFAULT_RUN))
-def test_lowers_on_64_devices(name):
-    config = ALL[name]
+def check(config) -> None:
     mesh = abstract_mesh(config)
     assert mesh.size == DEVICES
     params = transformer.abstract(config)
@@ -53,6 +53,16 @@ def test_lowers_on_64_devices(name):
     )
     text = traced.lower(lowering_platforms=("tpu",)).as_text()
     assert f"num_partitions = {DEVICES}" in text
+
+
+@pytest.mark.parametrize("name", marked(DEFAULT_RUN))
+def test_lowers_on_64_devices(name):
+    check(ALL[name])
+
+
+@pytest.mark.parametrize("name", daily(["merged"], MODELS))  # an encoder of another width
+def test_two_stacks_lower_on_64_devices(name):
+    check(MODELS[name])
 
 
 def test_every_mesh_axis_is_used_by_some_variant():

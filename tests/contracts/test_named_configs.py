@@ -9,7 +9,7 @@ import shutil
 
 import pytest
 
-from tests.contracts.variants import NAMED, ROOT
+from tests.contracts.variants import ROOT, SHIPPED
 from xfresearch.checkpoints import store
 from xfresearch.data.tokenizers import load_tokenizer
 from xfresearch.run.config_files import read_json
@@ -41,7 +41,7 @@ def state_of(workdir) -> dict:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", [*NAMED, "playground"])
+@pytest.mark.parametrize("name", [*SHIPPED, "playground"])
 def test_trains_with_its_command_and_resumes_bit_for_bit(name, tmp_path, cache, capsys):
     flags = [f"--config.{key}={value}" for key, value in (OVERRIDES | {"data.cache_dir": cache}).items()]
     result = tmp_path / "result.json"

@@ -279,6 +279,21 @@ def test_the_formula_saves_no_weights_of_attention(options):
     assert sum(size for *_, size in kept[1]) < 2 * sum(size for *_, size in kept[0])
 
 
+def test_the_formula_of_two_stacks_counts_the_encoder_and_the_attention_to_it():
+    lengths = ["--config.source_length=24", "--config.sequence_length=24", "--config.model.vocab_size=264"]
+    config = compiling.prepare(parse(["--config", f"{ROOT / 'configs/t5.py'}:tiny", *lengths]))
+    result = formula.estimate_step(config, {"data": 1, "fsdp": 2, "expert": 1, "tensor": 2, "context": 2})
+    assert result.flops == compiling.traced_flops(config)
+    shapes = [shape for _, shape, _ in result.kept]
+    cross = [shape for shape in shapes if ", 24, 23]" in shape]  # weights that the plain kernel saves
+    assert cross and not any(", 24, 24]" in shape or ", 23, 23]" in shape for shape in shapes)
+    by_source = {(each.kind, each.axes, each.source): each for each in result.collectives}
+    stream = config.batch_size / 2 * 24 / 2 * config.model.width * 4
+    for name, kind in (("outputs of attention", "encoder.main"), ("gradient of the source", "main")):
+        assert by_source["all-reduce", ("tensor",), f"{kind}: {name}"].payload == stream
+    assert {"main: keys and values", "encoder.main: keys and values"} <= {source for _, _, source in by_source}
+
+
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_the_formula_has_the_flops_of_the_traced_step(optimizer):
     config = compiling.prepare(parse([*TINY, f"--config.optimizer.kind={optimizer}"]))

@@ -41,6 +41,7 @@ CASES = (
     Case("gpt2", ("model.vocab_size=16000", "training.accumulate=2")),
     Case("moe"),
     Case("llama", ("training.remat=full",)),
+    Case("t5", ("model.stacks.encoder.depth=12", "source_length=128")),
 )
 
 

@@ -4,6 +4,8 @@ import re
 
 import jax
 
+from xfresearch.models import layers
+from xfresearch.models.model_config import ModelConfig
 from xfresearch.planning.chips import GIB
 from xfresearch.planning.hlo import Computation, Program
 from xfresearch.runtime.trees import path_name
@@ -84,6 +86,11 @@ def parse_out_of_memory(text: str) -> tuple[float, float, list[tuple[str, str, f
         shape = re.search(r"Shape: (\S+?)\{", rest)
         largest.append((source[1] if source else "", shape[1] if shape else "", float(size) * SCALE[unit]))
     return needed, available, largest
+
+
+def repeats_of_stacks(model: ModelConfig) -> list[int]:
+    """The number of layers that one scan goes over in each stack, in the order of computation."""
+    return [layers.most_repeats(stack) for stack in model.all_stacks]
 
 
 def kept_in_trace(jaxpr, repeats: list[int], mesh: dict[str, int]) -> list[tuple[str, str, float]]:

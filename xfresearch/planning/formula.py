@@ -30,12 +30,10 @@ from xfresearch.models import layers, transformer
 from xfresearch.models.counting import count_flops, count_jaxpr
 from xfresearch.models.kinds import kind_of
 from xfresearch.models.layouts import LAYOUTS
-from xfresearch.models.model_config import second_stack
 from xfresearch.planning import compiling, device_memory, liveness
 from xfresearch.planning.collectives import Collective
 from xfresearch.planning.work import Work
 from xfresearch.run.config import Config
-from xfresearch.runtime.errors import UserError
 from xfresearch.sharding.letters import BATCH, row_parts
 
 TOKEN_AXES = (*BATCH, "context")  # the mesh axes that shard tokens
@@ -58,13 +56,10 @@ def abstract_mesh(sizes: dict[str, int], device: AbstractDevice | None = None) -
 
 
 def estimate_step(config: Config, sizes: dict[str, int]) -> Formula:
-    """The estimate for one step on a mesh of these sizes. Raises UserError if the mesh does not fit the model, and for a
-    model with an encoder."""
+    """The estimate for one step on a mesh of these sizes. Raises UserError if the mesh does not fit the model."""
     from xfresearch.sharding.partition import state_shardings
     from xfresearch.training.program import sharded
 
-    if why := second_stack(config.model):
-        raise UserError(f"the formula does not apply to this model: {why}; compile the plan instead")
     shapes = _shapes(_canonical(config, "none"))
     state = jax.tree.map(sharded, shapes, state_shardings(abstract_mesh(sizes), shapes, transformer.axes(config.model)))
     shares = _Shares(config, sizes)
@@ -91,25 +86,26 @@ class _Shares:
     def kept(self, remat: str) -> list[tuple[str, str, float]]:
         """Activations that the forward pass of a microbatch saves: (operation, shape, bytes per device)."""
         rows = self.config.batch_size // self.config.training.accumulate
-        jaxpr = _trace_of_one_sequence(_canonical(self.config, remat))
-        arrays = device_memory.kept_in_trace(jaxpr, [layers.most_repeats(self.config.model)], self.sizes)
+        config = _of_other_sources(self.config)
+        jaxpr = _trace_of_one_sequence(_canonical(config, remat))
+        arrays = device_memory.kept_in_trace(jaxpr, device_memory.repeats_of_stacks(config.model), self.sizes)
         times = [1 if name == device_memory.WEIGHTS else rows for name, _, _ in arrays]
         return [
             (name, f"{count} x {shape}", count * size)
             for count, (name, shape, size) in zip(times, arrays, strict=True)
-            if self.config.training.attention_kernel == "plain" or not _is_attention_matrix(name, shape, self.config)
+            if config.training.attention_kernel == "plain" or not _is_attention_matrix(name, shape, config)
         ]
 
     def held(self) -> float:
         """The most bytes of intermediate arrays at once, on one device."""
-        training = self.config.training
-        length = self.config.sequence_length
-        keys = _keys(self.config) | _slots(self.config)
+        training, given = self.config.training, _of_other_sources(self.config)
 
         def fused(shape: tuple) -> bool:
-            return len(shape) >= 4 and shape[-2] % length == 0 and shape[-1] in keys
+            return len(shape) >= 4 and any(
+                shape[-2] % length == 0 and shape[-1] in _keys(given, length) | _slots(given) for length in _lengths(given)
+            )
 
-        config = replace(self.config, training=replace(training, layers="scan"), mesh=type(self.config.mesh)())
+        config = replace(given, training=replace(training, layers="scan"), mesh=type(self.config.mesh)())
         ignored = (lambda shape: False) if training.attention_kernel == "plain" else fused
         jaxpr = compiling.trace_unsharded(compiling.with_plain_kernels(config)).jaxpr
         return liveness.peak(jaxpr, ignored, copies=training.expert_kernel == "ragged")  # the other kernels copy nothing
@@ -122,22 +118,36 @@ class _Shares:
 
 
 def _is_attention_matrix(name: str, shape: str, config: Config) -> bool:
-    """Whether an activation is weights of queries and keys [..., R L, S], where R heads share keys. The S keys are tokens,
-    tokens with slots or a sink, or slots alone, for which the matrix is split."""
+    """Whether an activation is weights of queries and keys [..., R L, S] that a fused kernel does not save, where R heads
+    share keys. The S keys are tokens, tokens with slots or a sink, or slots alone, for which the matrix is split. Those of
+    cross-attention, which has no fused kernel, are of two lengths."""
     sizes = [int(size) for size in shape[shape.index("[") + 1 : -1].split(", ")]
-    length = config.sequence_length
-    if len(sizes) < 5 or sizes[-2] % length:
-        return False
-    return sizes[-1] in _keys(config) or name == "split" and sizes[-1] in _slots(config)
+    lengths = [length for length in _lengths(config) if len(sizes) >= 5 and sizes[-2] % length == 0]
+    return any(sizes[-1] in _keys(config, length) for length in lengths) or bool(
+        lengths and name == "split" and sizes[-1] in _slots(config)
+    )
+
+
+def _lengths(config: Config) -> list[int]:
+    """The lengths of the sequences that attention compares with themselves: of the tokens, and of a source."""
+    return [config.sequence_length, config.source_length] if config.model.encoder else [config.sequence_length]
+
+
+def _of_other_sources(config: Config) -> Config:
+    """The config, with sources of one token less if they are as long as the targets: attention to the source is then known
+    by its shape."""
+    if config.model.encoder is None or config.source_length != config.sequence_length or config.source_length < 2:
+        return config
+    return replace(config, source_length=config.source_length - 1)
 
 
 def _slots(config: Config) -> set[int]:
     return {each.options.slots for each in config.model.sublayers()}
 
 
-def _keys(config: Config) -> set[int]:
-    """Numbers of keys: tokens, or tokens with slots or a sink."""
-    return {config.sequence_length + count + sink for count in {0, *_slots(config)} for sink in (0, 1)}
+def _keys(config: Config, length: int) -> set[int]:
+    """Numbers of keys in sequences of a length: tokens, or tokens with slots or a sink."""
+    return {length + count + sink for count in {0, *_slots(config)} for sink in (0, 1)}
 
 
 def _canonical(config: Config, remat: str) -> Config:
@@ -217,21 +227,26 @@ def _collectives(config: Config, sizes: dict, weights: list[_Weight]) -> list[Co
         share = sum(w.gathered / (sizes["fsdp"] if "fsdp" in axes else 1) for w in trained if frozenset(w.axes) == axes)
         add("all-reduce", others, microbatches, share, "gradients")
     rows = config.batch_size / (microbatches * row_parts(sizes))
-    tokens = rows * config.sequence_length / sizes["context"]
     width = 2 if model.dtype == "bfloat16" else 4
-    stream = tokens * model.width * width
-    repeats: Counter = Counter()
-    for stack in layers.stacks(model):
-        repeats[stack.block] += microbatches * stack.repeats
-    for name, branch, place in model.places():
-        count = repeats[name]
-        traffic = kind_of(place.options).module.traffic(place)
-        sums = _sums(model.blocks[name].layout, branch.name, config.training.remat)
-        add("all-reduce", ("tensor",), sums * count, stream, f"{name}: outputs of {branch.name}")
-        add("all-to-all", ("expert",), 2 * passes * count, tokens * traffic.routed * width, f"{name}: tokens")
-        keys = rows * config.sequence_length * traffic.context / sizes["tensor"] * width
-        add("all-gather", ("context",), passes * count, keys, f"{name}: keys and values")
-        add("reduce-scatter", ("context",), count, keys, f"{name}: keys and values")
+    for stack in model.all_stacks:
+        length = config.source_length if stack.prefix else config.sequence_length
+        repeats: Counter = Counter()
+        for each in layers.stacks(stack):
+            repeats[each.block] += microbatches * each.repeats
+        for name, branch, place in stack.places():
+            count, source = repeats[name], f"{stack.prefix}{name}"
+            traffic = kind_of(place.options).module.traffic(place)
+            sums = _sums(stack.blocks[name].layout, branch.name, config.training.remat)
+            tokens = rows * length / sizes["context"]
+            add("all-reduce", ("tensor",), sums * count, tokens * stack.width * width, f"{source}: outputs of {branch.name}")
+            add("all-to-all", ("expert",), 2 * passes * count, tokens * traffic.routed * width, f"{source}: tokens")
+            if place.source_width:  # the gradient for the source, which is summed over the heads
+                of_source = rows * config.source_length / sizes["context"] * place.source_width * width
+                add("all-reduce", ("tensor",), count, of_source, f"{source}: gradient of the source")
+            read = config.source_length if place.source_width else length
+            keys = rows * read * traffic.context / sizes["tensor"] * width
+            add("all-gather", ("context",), passes * count, keys, f"{source}: keys and values")
+            add("reduce-scatter", ("context",), count, keys, f"{source}: keys and values")
     return estimated
 
 
@@ -280,7 +295,7 @@ def _alone(state, kept: list, shares: _Shares) -> dict[str, float]:
 
 
 def _memory(config: Config, sizes: dict, state, weights: list, kept: list, everything: list) -> dict[str, float]:
-    repeats = layers.most_repeats(config.model)
+    repeats = sum(device_memory.repeats_of_stacks(config.model))
     rows = min(config.training.loss_rows, config.batch_size * config.sequence_length)
     logits = 3 * 4 * rows * config.model.vocab_size / sizes["tensor"]
     table = config.model.vocab_size * config.model.width * 4 / sizes["tensor"]

@@ -3,7 +3,6 @@
 from dataclasses import replace
 from math import prod
 
-from xfresearch.models import layers
 from xfresearch.models.model_config import mixtures
 from xfresearch.planning import compiling, device_memory
 from xfresearch.planning.chips import CHIPS
@@ -115,7 +114,7 @@ def _memory(config: Config, topology: Topology, mesh: dict, state, compiled: com
 
 def _memory_of_failed(config: Config, mesh: dict, state, traced, failed: compiling.OutOfMemory) -> dict:
     parts = device_memory.state_bytes(state)
-    kept = device_memory.kept_in_trace(traced.jaxpr.jaxpr, repeats_of_stacks(config), mesh)
+    kept = device_memory.kept_in_trace(traced.jaxpr.jaxpr, device_memory.repeats_of_stacks(config.model), mesh)
     return {
         "fits": False,
         "total": failed.needed,
@@ -128,11 +127,6 @@ def _memory_of_failed(config: Config, mesh: dict, state, traced, failed: compili
         },
         "advice": advice(config, mesh, parts, failed.available),
     }
-
-
-def repeats_of_stacks(config: Config) -> list[int]:
-    """The number of layers that one scan goes over in each stack, in the order of computation."""
-    return [layers.most_repeats(stack) for stack in config.model.all_stacks]
 
 
 def advice(config: Config, mesh: dict[str, int], parts: dict, available: float) -> list[str]:
@@ -286,7 +280,7 @@ def check(config: Config) -> dict:
     device = AbstractDevice(CHIPS["v5p"].kind, num_cores=None, platform="tpu")
     state, traced = compiling.trace(config, abstract_mesh(sizes, device))
     traced.lower(lowering_platforms=("tpu",))
-    kept = device_memory.kept_in_trace(traced.jaxpr.jaxpr, repeats_of_stacks(config), sizes)
+    kept = device_memory.kept_in_trace(traced.jaxpr.jaxpr, device_memory.repeats_of_stacks(config.model), sizes)
     parts: dict[str, float] = {**device_memory.state_bytes(state)}
     if kept:  # empty with unrolled layers, which have no scan to read the activations from
         parts["kept for the backward pass"] = sum(size for _, _, size in kept)

@@ -26,7 +26,7 @@ from xfresearch.models.mixers.softmax.attention import Attention, Projected, cac
 from xfresearch.models.mixers.softmax.config import HEAD_OPTIONS, Attending, heads_in_words
 from xfresearch.models.mixers.softmax.options import MemoryOptions, OutputOptions, ProjectOptions, WeightOptions
 from xfresearch.models.place import Place
-from xfresearch.models.sublayer import Traffic, reads
+from xfresearch.models.sublayer import reads
 from xfresearch.runtime.errors import require
 
 
@@ -106,10 +106,6 @@ class CrossAttention(Attention):
             flops = shared_by(flops * place.source_length, length) if name in read_once else flops
             total += Costs(each.parameters, each.active_parameters, flops)
         return total
-
-    @staticmethod
-    def traffic(place: Place) -> Traffic:
-        return Traffic()
 
     @staticmethod
     def kernel(place: Place, length: int, segments: bool, execution, mesh):
