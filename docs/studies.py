@@ -44,13 +44,15 @@ STUDIES = {
     "w_q_one_head": "w_q.py:one_head",
     "experts_parameters": "experts.py:parameters",
     "experts_slots": "experts.py:slots",
+    "cross_attention": "cross_attention.py",
 }
 
 SHAZEER = {  # nats per token of T5 base after 524,288 updates (2020, table 1)
     **{"geglu": 1.633, "swiglu": 1.636, "reglu": 1.645, "bilinear": 1.648},
     **{"glu": 1.663, "relu": 1.677, "gelu": 1.679, "swish": 1.683},
 }
-GENERATED = ("norms_majority", "lambda_recall")  # studies whose data are generated, so that paths of texts are refused
+# Studies whose data are generated, so that paths of texts are refused.
+GENERATED = ("norms_majority", "lambda_recall", "cross_attention")
 
 ANSWERS = {  # page of docs/questions: its studies
     "w_o": ("w_o", "w_o_layouts"),
@@ -62,6 +64,7 @@ ANSWERS = {  # page of docs/questions: its studies
     "experts": ("experts", "experts_parameters", "experts_slots"),
     "lambda_layers": ("lambda_layers", "lambda_recall"),
     "recent": ("recent", "recent_differential"),
+    "cross_attention": ("cross_attention",),
 }
 
 HEADLINES = {  # of the README: what was changed: study, arm, and the size if it is not all of them
