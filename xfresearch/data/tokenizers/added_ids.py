@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from xfresearch.data.tokenizers.base import Tokenizer
+from xfresearch.data.tokenizers.sentence_piece import SENTINEL
 
 MASKS = ("[MASK]", "<mask>")  # BERT's, and those of RoBERTa and BART
-SENTINEL = "<extra_id_{}>"  # T5's
 
 
 def added_ids(objective: Any, special_tokens: dict[str, int]) -> int:

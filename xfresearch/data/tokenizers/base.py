@@ -19,7 +19,8 @@ class Tokenizer:
     """The base class of all tokenizers. A subclass implements `_encode` and passes the values of its `files`.
 
     `end_of_text` separates texts. `begin_of_text` precedes every text, for models trained that way, or is None. The decoder
-    of a model with an encoder reads `decoder_start` first, by default begin_of_text, or else end_of_text.
+    of a model with an encoder reads `decoder_start` first, by default begin_of_text, or else end_of_text. `forced` are the
+    first token of every generated text, and the last one of a text of the greatest length, if a model's settings have them.
     Generation stops at any of `stops`; `end_of_text` is the first of them.
     `special_tokens` are the ids of special tokens by their text, which only `encode_special` reads as tokens.
     `lossless` tells which input `decode(encode(x))` returns unchanged: 'bytes' (any bytes), 'text' (any UTF-8 except
@@ -48,6 +49,7 @@ class Tokenizer:
         self.end_of_text = end_of_text
         self.begin_of_text = begin_of_text
         self.decoder_start = end_of_text if begin_of_text is None else begin_of_text
+        self.forced: tuple[int | None, int | None] = (None, None)
         self.vocab_size = len(token_bytes)
         self.stops = tuple(dict.fromkeys([end_of_text, *(i for i in stops if 0 <= i < self.vocab_size)]))
         self.byte_lengths = np.array([len(token) for token in token_bytes], np.int32)

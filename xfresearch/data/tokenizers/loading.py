@@ -63,6 +63,8 @@ def load_tokenizer(path) -> Tokenizer:
         made = _load(file, file_format.kind, special)
         if special.decoder_start is not None and 0 <= special.decoder_start < made.vocab_size:
             made.decoder_start = special.decoder_start
+        first, last = (id if id is not None and 0 <= id < made.vocab_size else None for id in special.forced)
+        made.forced = first, last
         return made
     except UserError as error:
         raise UserError(f"{file}: {error}") from None

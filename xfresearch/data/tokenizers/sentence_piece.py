@@ -12,11 +12,13 @@ _TRAINER, _NORMALIZER = 2, 3
 _SUFFIX, _BYTE_FALLBACK = 24, 35
 _CHARACTER_MAP, _REMOVES_SPACES = 2, 4
 _SIZES = {1: 8, 5: 4}  # bytes of a field by its wire type
+SENTINEL = "<extra_id_{}>"  # T5's; the first one has the last id
 _SPACES = " \U0010fffd  \U0010fffd ".encode()  # between characters that no model knows
 
 
 class SentencePieceTokenizer(Tokenizer):
-    """A SentencePiece .model. Invalid UTF-8 is read as U+FFFD; the unknown piece has no bytes."""
+    """A SentencePiece .model, and T5's sentinels after its pieces. Invalid UTF-8 is read as U+FFFD; the unknown piece has no
+    bytes."""
 
     def __init__(self, content: bytes, special: SpecialTokens = NO_SPECIAL_TOKENS):
         import sentencepiece
@@ -24,6 +26,11 @@ class SentencePieceTokenizer(Tokenizer):
         self._sp = sentencepiece.SentencePieceProcessor(model_proto=content)
         first = self._sp.encode("a", out_type=str)
         table = [self._bytes_of(i) for i in range(self._sp.get_piece_size())]
+        special_tokens = {self._sp.id_to_piece(i): i for i in range(len(table)) if self._sp.is_control(i)}
+        if self._sp.is_unknown(self._sp.piece_to_id(SENTINEL.format(0))):  # T5's files do not have them
+            last = len(table) + special.sentinels - 1
+            special_tokens |= {SENTINEL.format(i): last - i for i in range(special.sentinels)}
+            table += [b""] * special.sentinels
         super().__init__(
             table,
             {"tokenizer.model": content} | special.files,
@@ -32,7 +39,7 @@ class SentencePieceTokenizer(Tokenizer):
             begin_of_text=self._control(special.begin, self._sp.bos_id()) if special.adds_begin else None,
             stops=special.stops,
             dummy_prefix=bool(first) and first[0].startswith("\u2581"),
-            special_tokens={self._sp.id_to_piece(i): i for i in range(len(table)) if self._sp.is_control(i)},
+            special_tokens=special_tokens,
         )
         if _keeps_characters(content) and self.decode(self.encode(_SPACES)) == _SPACES.decode():
             self.lossless = "text"
