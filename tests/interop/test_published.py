@@ -3,12 +3,13 @@
 import pytest
 
 import xfresearch as xf
-from tests.interop.published_2025 import PUBLISHED
+from tests.interop import published_2025, published_seq2seq
 from xfresearch.interop.config_json import read_model, write_config
 from xfresearch.interop.differences import differences
 from xfresearch.interop.exporting import choose
 from xfresearch.interop.families import FAMILIES, get_family
 
+PUBLISHED = published_2025.PUBLISHED | published_seq2seq.PUBLISHED
 CASES = [pytest.param(*case, id=name) for name, case in PUBLISHED.items()]
 
 
@@ -27,6 +28,7 @@ REWRITTEN = {
     "google/gemma-2b": {"hidden_act": "gelu"},
     "EleutherAI/gpt-j-6b": {"n_inner": None},
     "EleutherAI/gpt-neo-125m": {"intermediate_size": None},
+    "facebook/bart-base": {"architectures": ["BartModel"]},
 }
 
 

@@ -13,6 +13,7 @@ from tests.contracts.variants import in_float64, model, random_params
 from xfresearch.loading.generating import sampling_or_beams
 from xfresearch.models import beams, decoding
 from xfresearch.models.context import Source
+from xfresearch.models.forced import with_forced
 from xfresearch.models.inputs import forward
 from xfresearch.models.model_config import resolve_model
 from xfresearch.models.sampling import Beams, Sampling
@@ -38,14 +39,16 @@ def log_p(config, params, tokens, source):
     return np.asarray(_log_p(config, params, np.array([tokens + [0] * (LONGEST - len(tokens))]), source))[0, len(tokens) - 1]
 
 
-def plain(config, params, prompt, count, how, source=None) -> tuple[list[int], float]:
-    """Sutskever et al. 2014, sec. 3.2: the best K of all continuations go on; those of the best K that end are kept."""
-    going, ended = [([], 0.0)], []
+def plain(config, params, prompt, count, how, source=None, forced=(None, None)) -> tuple[list[int], float]:
+    """Sutskever et al. 2014, sec. 3.2: the best K of all continuations go on; those of the best K that end are kept. The
+    probability of a forced token is 1."""
+    going, ended, only = [([], 0.0)], [], {1: forced[0], count: forced[1]}
     for length in range(1, count + 1):
         found = [
-            (text + [token], total + each)
+            (text + [token], total + each * (only.get(length) is None))
             for text, total in going
             for token, each in enumerate(log_p(config, params, prompt + text, source))
+            if only.get(length) in (None, token)
         ]
         found = sorted(found, key=lambda item: -item[1])
         last = length == count
@@ -70,6 +73,23 @@ def test_a_search_equals_a_plain_one(kind, x64):
         expected = [plain(config, params, *each) for each in zip(PROMPTS, [6] * 2, [how] * 2, own, strict=True)]
         assert [each.tokens for each in found] == [text for text, _ in expected]
         assert [each.score for each in found] == pytest.approx([score for _, score in expected], rel=1e-5)
+
+
+@pytest.mark.parametrize("forced", [(None, STOP), (2, None), (2, STOP), (3, 4)])
+def test_forced_tokens_have_the_probability_1(forced, x64):
+    """As BART's folders ask for. The first one is forced after a single token, so not after a longer prompt."""
+    config, params = small(model({"blocks.main.attention.kv_heads": 2}))
+    for prompts, own in ((PROMPTS[1:], forced), (PROMPTS[:1], (None, forced[1]))):
+        found = beams.search(config, params, prompts, 6, Beams(3, 0.5), (STOP,), forced=forced)[0]
+        text, score = plain(config, params, prompts[0], 6, Beams(3, 0.5), forced=own)
+        assert found.tokens == text and found.score == pytest.approx(score, rel=1e-5)
+
+
+def test_sampled_texts_are_between_forced_tokens():
+    chunks = [[[5, 6], [7]], [[8], []]]
+    whole = list(with_forced(iter(chunks), [1], 2, (0,), 2, 3))
+    assert [sum(text, []) for text in zip(*whole, strict=True)] == [[1, 5, 6, 8, 2], [1, 7]]
+    assert list(with_forced(iter(chunks), [], 0, (0,), 2, 3)) == chunks  # a stop is not yielded
 
 
 def test_one_beam_is_greedy(x64):

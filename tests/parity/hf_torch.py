@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch.overrides import TorchFunctionMode
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
 
@@ -39,12 +39,12 @@ def precision(dtype: str):
     return InFloat64() if dtype == "float64" else nullcontext()
 
 
-def write_random(config, folder: Path, seed: int, dtype: str = "float32", **saving) -> None:
+def write_random(config, folder: Path, seed: int, dtype: str = "float32", change=lambda model: None, **saving) -> None:
     """Writes a model of `config` with random weights. Gains and biases are random too, and matrices preserve the scale
-    of their inputs, so that logits are of order 1 and every part of the model affects them."""
+    of their inputs, so that logits are of order 1 and every part of the model affects them. `change` changes it further."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        model = AutoModelForCausalLM.from_config(config)
+        model = auto_class(config).from_config(config)
         for name, parameter in model.named_parameters():
             parameter.data = random_like(name, parameter)
             if name.endswith("gate_up_proj"):  # of gpt-oss: beyond the limits of its clamps
@@ -52,7 +52,15 @@ def write_random(config, folder: Path, seed: int, dtype: str = "float32", **savi
             if config.model_type == "gpt_neo" and name.endswith(("q_proj.weight", "k_proj.weight")):
                 # Its logits have no scale: without small weights, they would enlarge rounding errors.
                 parameter.data /= (config.hidden_size / config.num_heads) ** 0.25
+            if config.model_type == "t5" and name.endswith((".q.weight", ".k.weight")):  # nor have T5's
+                parameter.data /= config.d_kv**0.25
+        change(model)
     model.to(DTYPES[dtype]).save_pretrained(folder, **saving)
+
+
+def auto_class(config):
+    """The class that reads a model of `config`."""
+    return AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
 
 
 def random_like(name: str, parameter):
@@ -67,7 +75,7 @@ def read(folder: Path, dtype: str):
     """The model in a folder, with the eager implementations of attention and experts. Call it, and the model, within
     `precision(dtype)`."""
     plain = {"attn_implementation": "eager", "experts_implementation": "eager"}
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=DTYPES[dtype], **plain).eval()
+    return auto_class(AutoConfig.from_pretrained(folder)).from_pretrained(folder, dtype=DTYPES[dtype], **plain).eval()
 
 
 def logits(folder: Path, tokens_BL, dtype: str) -> np.ndarray:

@@ -5,9 +5,12 @@ from tokenizers import pre_tokenizers
 
 from tests.data import made_tokenizers as made
 from tests.data.conftest import shared
+from tests.data.test_seq2seq_tokens import T5
 from tests.parity.weights import MISSING
 from tests.tiny_runs import tiny_model
+from xfresearch.config.objectives import SpanCorruption
 from xfresearch.data.tokenizers import load_tokenizer
+from xfresearch.data.tokenizers.added_ids import added_ids, sentinels
 
 transformers = pytest.importorskip("transformers", reason=MISSING.format("transformers"))
 pytestmark = pytest.mark.parity
@@ -81,3 +84,22 @@ def test_an_exported_model_has_the_same_tokenizer_in_transformers(tmp_path, conf
         )
     ends = transformers.AutoConfig.from_pretrained(tmp_path / "out").eos_token_id
     assert theirs.eos_token_id == ends == ours.end_of_text == lm.tokenizer.end_of_text == 0
+
+
+@pytest.mark.parametrize("settings", [{"extra_ids": 7}, {}])
+def test_t5_has_the_same_sentinels_in_transformers(tmp_path, settings):
+    """With a SentencePiece model alone, and with the tokenizer.json that `transformers` makes of it."""
+    kind = {"tokenizer_class": "T5Tokenizer"} | settings
+    made.write(tmp_path / "sp", {"spiece.model": made.sentence_piece(**T5), "tokenizer_config.json": kind})
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "sp")
+    theirs.save_pretrained(tmp_path / "fast")
+    assert not (tmp_path / "sp" / "tokenizer.json").exists() and (tmp_path / "fast" / "tokenizer.json").exists()
+    count = settings.get("extra_ids", 100)
+    expected = theirs.convert_tokens_to_ids([f"<extra_id_{i}>" for i in range(count)])
+    for folder in ("sp", "fast"):
+        ours = load_tokenizer(tmp_path / folder)
+        assert sentinels(SpanCorruption(), ours).tolist() == expected
+        assert added_ids(SpanCorruption(), ours.special_tokens) == 0
+        assert ours.vocab_size == len(theirs) and ours.begin_of_text is None
+        for text in ("the cat and the dog", "a man a plan"):
+            assert theirs(text).input_ids == [*ours.encode(text.encode()).tolist(), ours.end_of_text]

@@ -4,13 +4,14 @@ import re
 
 from xfresearch.config.reading import from_dict
 from xfresearch.interop.by_layer import period_of
-from xfresearch.interop.family import MISSING, REQUIRED, Family, Unsupported
+from xfresearch.interop.family import ENCODER, MISSING, OF_ENCODER, REQUIRED, Family, Unsupported
 from xfresearch.interop.rope import Rope, read_rope, rope_names, write_rope
 from xfresearch.models.block_config import BlockConfig
 from xfresearch.models.layers import layers
 from xfresearch.models.mixers.softmax.config import SoftmaxConfig
 from xfresearch.models.mixers.softmax.projections import logit_scale
 from xfresearch.models.model_config import ModelConfig, resolve_model
+from xfresearch.models.token_stack import TokenStackConfig
 from xfresearch.runtime.errors import UserError
 
 DEQUANTIZE = (
@@ -77,7 +78,13 @@ def _with_hf_names(family: Family, changes: dict, error: UserError) -> str:
 
 
 def _nested(changes: dict, by_layer: list[tuple[str, dict]]) -> dict:
-    """The nested mapping that `from_dict` reads, with one block for each name in `by_layer`."""
+    """The nested mapping that `from_dict` reads, with one block for each name in `by_layer`. The layers of an encoder are
+    all alike."""
+    of_encoder = {path: value for path, value in changes.items() if path.startswith(OF_ENCODER)}
+    if of_encoder:
+        changes = {path: value for path, value in changes.items() if path not in of_encoder}
+        own = {path.removeprefix(OF_ENCODER): value for path, value in of_encoder.items()}
+        return _nested(changes, by_layer) | {"stacks": {ENCODER: _nested(own, [MAIN])}}
     pattern = period_of([name for name, _ in by_layer])
     own = dict(by_layer)
     names = {name: name if len(own) > 1 else MAIN[0] for name in own}
@@ -137,9 +144,12 @@ def _attention_by_type(rope: Rope, blocks: list[BlockConfig]) -> list[SoftmaxCon
     return [full, next((each for each in attention if each.window), full)]
 
 
-def value_at(model: ModelConfig, path: str):
+def value_at(model: TokenStackConfig, path: str):
     """The value of a field of `model`; MISSING if its kinds do not have the field. '*.' is the block of the first layer
     that has the field. attention.scale is resolved."""
+    if path.startswith(OF_ENCODER):
+        encoder = getattr(model, ENCODER, None)
+        return value_at(encoder, path.removeprefix(OF_ENCODER)) if encoder else MISSING
     if not path.startswith("*."):
         return _field(model, path)
     blocks = [model.blocks[layer.block] for layer in layers(model)]

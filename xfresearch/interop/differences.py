@@ -4,15 +4,18 @@ Options of initialization, training and execution are ignored, and so are option
 """
 
 import math
+import re
 from typing import NamedTuple
 
 from xfresearch.config.fields import leaves
+from xfresearch.interop.family import OF_ENCODER
 from xfresearch.models.block_config import BlockConfig
 from xfresearch.models.layers import layers
 from xfresearch.models.layouts import LAYOUTS
 from xfresearch.models.mixers.softmax.config import SoftmaxConfig, rotary_size
 from xfresearch.models.mixers.softmax.projections import logit_scale
-from xfresearch.models.model_config import ModelConfig, longest_sequence
+from xfresearch.models.model_config import ModelConfig
+from xfresearch.models.token_stack import TokenStackConfig
 
 ABSENT = "absent"
 # Options that are compared by their effect: per layer, or by the values that `_computed` derives.
@@ -43,7 +46,7 @@ def differences(model: ModelConfig, other: ModelConfig) -> list[Difference]:
     for path in ours | theirs:
         a, b = ours.get(path, ABSENT), theirs.get(path, ABSENT)
         if not _equal(a, b):
-            field = path.split(".", 2)[-1] if path.startswith("layers.") else path
+            field = re.sub(r"layers\.\d+\.", "", path)
             different.setdefault(field, Difference(field, path, a, b))
     return list(different.values())
 
@@ -55,8 +58,16 @@ def _equal(a, b) -> bool:
 
 def function_options(model: ModelConfig) -> dict:
     """{path: value} of every option that the model's function depends on, for each layer."""
-    plain = {path: value for path, value in _function(model).items() if not path.startswith("blocks.")}
-    if not longest_sequence(model):
+    options_of = {"stacks": tuple(model.stacks)} | _stack(model)
+    if model.encoder:
+        options_of |= {OF_ENCODER + path: value for path, value in _stack(model.encoder).items()}
+    return options_of
+
+
+def _stack(model: TokenStackConfig) -> dict:
+    """The options of the model without its encoder, or of the encoder."""
+    plain = {path: value for path, value in _function(model).items() if not path.startswith(("blocks.", "stacks."))}
+    if not model.longest:
         plain = {path: value for path, value in plain.items() if path not in POSITIONS}
     for layer in layers(model):
         own = _block(model.blocks[layer.block], model)
@@ -70,7 +81,7 @@ def _function(config, prefix: str = "") -> dict:
     return {prefix + leaf.path: leaf.value for leaf in read if leaf.path not in COMPARED_BY_EFFECT}
 
 
-def _block(block: BlockConfig, model: ModelConfig) -> dict:
+def _block(block: BlockConfig, model: TokenStackConfig) -> dict:
     layout = LAYOUTS[block.layout]
     options_of = {path: value for path, value in _function(block).items() if "." not in path}
     if not block.norm_gain:

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from xfresearch.interop import folder as folders
-from xfresearch.interop.config_json import read_model, write_config
+from xfresearch.interop.config_json import read_model, value_at, write_config
 from xfresearch.interop.copying import Bounds, bounds_of, copy, overlap
 from xfresearch.interop.differences import Difference, differences
 from xfresearch.interop.families import all_families, get_family
@@ -18,7 +18,7 @@ from xfresearch.interop.family import Family, Unsupported
 from xfresearch.interop.mapping import TensorMapping, mappings
 from xfresearch.interop.source import Source
 from xfresearch.interop.tensor_files import DTYPES, PendingTensor
-from xfresearch.models.model_config import ModelConfig, second_stack
+from xfresearch.models.model_config import ModelConfig
 from xfresearch.runtime.errors import UserError
 from xfresearch.runtime.files import new_directory, write_bytes, write_text
 from xfresearch.runtime.terminal import bar as progress_bar
@@ -71,6 +71,9 @@ def _special_ids(lm) -> dict:
     ids = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
     if lm.tokenizer is not None:
         ids |= {"bos_token_id": lm.tokenizer.begin_of_text, "eos_token_id": lm.tokenizer.end_of_text}
+    if lm.config.encoder:
+        start = lm.tokenizer.decoder_start if lm.tokenizer else None
+        ids |= {"decoder_start_token_id": start, "forced_bos_token_id": None, "forced_eos_token_id": None}
     return ids
 
 
@@ -110,12 +113,11 @@ def choose(model: ModelConfig, name: str = "", own: str = "") -> Family:
 
     Raises Unsupported with the options that the nearest family cannot express.
     """
-    if why := second_stack(model):
-        raise Unsupported(f"no family can express this model: {why}")
     if name:
         candidates = [get_family(name)]
     else:
-        candidates = sorted(all_families(), key=lambda family: family.name != own)
+        fitting = [family for family in all_families() if family.two_stacks == bool(model.encoder)]
+        candidates = sorted(fitting, key=lambda family: family.name != own)
     reasons = {}
     errors = {}
     for family in candidates:
@@ -135,7 +137,8 @@ def missing(family: Family, model: ModelConfig) -> list[Difference]:
 
     Raises UserError if the config.json cannot be read back.
     """
-    return differences(model, read_model(family, write_config(family, model)))
+    of_tensors = {field: value_at(model, field) for field in family.of_tensors}
+    return differences(model, read_model(family, write_config(family, model), **of_tensors))
 
 
 def reason(missing_of: dict[str, list[Difference]]) -> str:
@@ -156,6 +159,11 @@ def pending_tensors(family: Family, model: ModelConfig, params: dict, dtype: str
         name = mapping.name.removeprefix(family.prefix) if bare else mapping.name
         own = dtypes.get(name, dtype)
         tensors.append(PendingTensor(name, mapping.shape, own, partial(gather, mapping, leaves, own)))
+    written = {tensor.name for tensor in tensors}
+    for name, shape_of in family.zeros.items():
+        if name not in written and not bare:
+            shape, own = shape_of(model), dtypes.get(name, dtype)
+            tensors.append(PendingTensor(name, shape, own, partial(np.zeros, shape, own)))
     return tensors
 
 

@@ -1,6 +1,7 @@
 """The supported families by model_type. To add a family, add its file and list it in MODULES."""
 
 from xfresearch.interop import (
+    bart,
     gemma,
     gemma2,
     gemma3,
@@ -22,6 +23,7 @@ from xfresearch.interop import (
     qwen2,
     qwen3,
     qwen3_moe,
+    t5,
 )
 from xfresearch.interop.family import Family, Unsupported
 from xfresearch.interop.unread import unread_keys
@@ -49,6 +51,8 @@ MODULES = (
     gemma2,
     gemma3,
     gpt_oss,
+    t5,
+    bart,
 )
 FAMILIES = {module.FAMILY.name: module.FAMILY for module in MODULES}
 

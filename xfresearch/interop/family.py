@@ -8,17 +8,20 @@ and export writes.
 """
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
 
 from xfresearch.models.mixers.softmax.options import PROJECTIONS
+from xfresearch.models.model_config import ModelConfig
 from xfresearch.runtime.errors import UserError
 
 REQUIRED = object()
 MISSING = object()  # the value of a field that a model, or a kind of layer, does not have
+ENCODER = "encoder"  # the name of the second stack
+OF_ENCODER = f"stacks.{ENCODER}."  # in front of its fields
 # Values of a key that turns the biases of all attention projections on or off.
 BIASES = {False: (), True: PROJECTIONS}
 
@@ -29,7 +32,8 @@ class Unsupported(UserError):
 
 @dataclass(frozen=True)
 class Key:
-    """A key of config.json and the field of ours that it sets: 'width', or '*.norm' for a field of every block.
+    """A key of config.json and the field of ours that it sets: 'width', or '*.norm' for a field of every block, and with
+    'stacks.encoder.' in front for a field of the encoder.
 
     default: the value that `transformers` uses if the key is missing, or if it is null and `null` is None.
     values: {Hugging Face name: our name}. read, write: conversions of numbers; `read` may raise Unsupported.
@@ -83,12 +87,16 @@ class Row:
     dims: its dimensions, outermost first; each is a product of letters, outermost first. A digit n stands for n parts of
     equal size, in the order of `ours`. 'HK|GK D' has parts of different sizes one after another in the first dimension.
     paired: RoPE rotates dimension 2i of a head with 2i + 1, where ours rotates i with i + k/2.
+    stack: the stack whose parameters these are, 'encoder' or '' for the decoder, which is the model itself.
+    gated: it is of blocks whose feed-forward layer has a gate (True) or has none (False), if both have the same parameters.
     """
 
     theirs: str
     dims: str
     ours: tuple[str, ...]
     paired: bool = False
+    stack: str = ""
+    gated: bool | None = None
 
     def shape(self, parts: tuple[Part, ...]) -> tuple[int, ...]:
         """The Hugging Face tensor's shape."""
@@ -123,8 +131,23 @@ class Row:
         return letters if "G" in self.dims else letters.replace("G", "H")
 
 
-def row(theirs: str, dims: str, *ours: str, paired: bool = False) -> Row:
-    return Row(theirs, dims, ours, paired)
+def row(theirs: str, dims: str, *ours: str, paired: bool = False, gated: bool | None = None) -> Row:
+    return Row(theirs, dims, ours, paired, gated=gated)
+
+
+def of_encoder(rows: Iterable[Row]) -> tuple[Row, ...]:
+    """Rows whose parameters are the encoder's."""
+    return tuple(replace(each, stack=ENCODER) for each in rows)
+
+
+def in_both(values: Mapping[str, object]) -> dict[str, object]:
+    """Values of fields that the decoder and the encoder share."""
+    return {**values, **{f"{OF_ENCODER}{name}": value for name, value in values.items()}}
+
+
+def keys_of_both(*keys: Key) -> tuple[Key, ...]:
+    """Keys that set a field of the decoder and the same field of the encoder."""
+    return tuple(each for key in keys for each in (key, replace(key, ours=f"{OF_ENCODER}{key.ours}")))
 
 
 def linear(theirs: str, ours: str, dims: str) -> tuple[Row, Row]:
@@ -185,8 +208,18 @@ class Family:
     same: dict[str, str] = field(default_factory=dict)  # keys that must have the value of another key
     derived: Callable[[dict], dict] = lambda config: {}  # fields of ours that depend on several keys
     without_effect: tuple[str, ...] = ()  # keys in config.json of its models that `transformers` does not read
+    # Fields of ours that the tensors decide, not config.json, as functions of {name: StoredTensor}.
+    of_tensors: Mapping[str, Callable[[dict], bool]] = field(default_factory=dict)
+    copies: tuple[str, ...] = ()  # tensors that some folders have beside the embedding, equal to it
+    # The shapes of tensors that are 0 in the folder of a model without these parameters.
+    zeros: Mapping[str, Callable[[ModelConfig], tuple[int, ...]]] = field(default_factory=dict)
     ignored: tuple[str, ...] = ()  # name patterns of tensors that are not parameters (tables that the library computes)
     prefix: str = ""  # of most tensor names; some folders omit it
+
+    @property
+    def two_stacks(self) -> bool:
+        """Whether its models have an encoder."""
+        return any(row.stack for row in self.rows)
 
     @property
     def reads(self) -> set[str]:

@@ -6,12 +6,14 @@ have the sharded layout. Peak memory is the host's shards of the model plus one 
 
 import sys
 from collections.abc import Set
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 import jax
 import numpy as np
 
+from xfresearch.config.objectives import Seq2Seq
 from xfresearch.config.options import DataConfig
 from xfresearch.data.tokenizers import Tokenizer, has_tokenizer, load_tokenizer
 from xfresearch.interop import folder as folders
@@ -68,7 +70,9 @@ def load(folder: Path, mesh=None, dtype: str = "", allow_nonfinite: bool = False
     params, bare = read_params(folder, header, abstract_params(model, mesh), allow_nonfinite)
     tokenizer = read_tokenizer(folder)
     data = DataConfig(tokenizer=str(folder)) if tokenizer else DataConfig()
-    run = Config(model=model, sequence_length=model.max_length, data=data)
+    if model.encoder:
+        data = replace(data, objective=Seq2Seq())
+    run = Config(model=model, sequence_length=model.max_length, source_length=model.source_length, data=data)
     other_dtypes = {name: tensor.dtype for name, tensor in header.stored.items() if tensor.dtype != header.dtype}
     digest = tokenizer.digest if tokenizer else ""
     source = Source(header.config, header.dtype, other_dtypes, bare, digest, small_files(folder))
@@ -86,7 +90,8 @@ def read_header(folder: Path) -> Header:
         dtype = folders.common_dtype(stored)
         check_counts(family, config, len(stored))
         warn_of_unread(config, family.reads)
-        return Header(config, family, stored, dtype, read_model(family, config, **dtypes_of(dtype, stored)))
+        more = dtypes_of(dtype, stored) | {field: value(stored) for field, value in family.of_tensors.items()}
+        return Header(config, family, stored, dtype, read_model(family, config, **more))
     except Unsupported as error:
         raise UserError(f"{folder}: {error}") from None
 
@@ -165,8 +170,8 @@ def check(
         raise UserError(
             f"{folder}: tensor {missing[0]} is missing{more}{nearest(missing[0], stored.keys() - expected)}"
         )
-    tied = _tied_head(folder, family, expected, stored) if model.tie_embeddings else set()
-    extra = [name for name in stored if name not in expected and name not in tied and not is_ignored(family, name)]
+    known = {*expected, *_copies(folder, family, model, expected, stored), *family.zeros}
+    extra = [name for name in stored if name not in known and not is_ignored(family, name)]
     if extra:
         more = f" (and {len(extra) - 1} more)" if extra[1:] else ""
         raise UserError(
@@ -191,15 +196,18 @@ def check_finite(stored: StoredTensor, tensor: np.ndarray, allowed: bool) -> Non
     print(f"warning: {text}", file=sys.stderr)
 
 
-def _tied_head(folder: Path, family: Family, expected: dict[str, TensorMapping], stored: dict) -> set[str]:
-    """Names of tensors that may be copies of the tied embedding. Raises UserError if a copy differs from it."""
+def _copies(folder: Path, family: Family, model: ModelConfig, expected: dict[str, TensorMapping], stored: dict) -> set[str]:
+    """Names of tensors that may be copies of the embedding: a tied head, and the tables of the stacks. Raises UserError if a
+    copy differs from it."""
     embedding = next(name for name, mapping in expected.items() if mapping.row.ours == ("embed/table",))
-    names = {row.theirs for row in family.rows if row.ours == ("head/table",)}
-    for name in names & stored.keys():
+    heads = {row.theirs for row in family.rows if row.ours == ("head/table",) and model.tie_embeddings}
+    tables = {name for each in family.copies for name in (each, each.removeprefix(family.prefix))}
+    for name in (heads | tables) & stored.keys():
         if not stored[name].equals(stored[embedding]):
-            both = f"tensors {name} and {embedding} differ"
-            raise UserError(f"{folder}: {both}: tie_word_embeddings in config.json must be false")
-    return names
+            tied = "tie_word_embeddings in config.json must be false"
+            why = tied if name in heads else "a stack with a table of its own is not supported"
+            raise UserError(f"{folder}: tensors {name} and {embedding} differ: {why}")
+    return heads | tables
 
 
 def fill(shards: dict[str, "Shards"], mapping: TensorMapping, tensor: np.ndarray) -> None:

@@ -12,6 +12,7 @@ from xfresearch.models import transformer
 from xfresearch.models.layers import layers
 from xfresearch.models.mixers.softmax.config import rotary_size
 from xfresearch.models.model_config import ModelConfig
+from xfresearch.models.token_stack import TokenStackConfig
 from xfresearch.runtime.trees import path_name
 
 
@@ -45,16 +46,20 @@ def mappings(family: Family, model: ModelConfig, shapes: dict[str, tuple]) -> It
     named = jax.tree_util.tree_leaves_with_path(transformer.axes(model))
     letters = {path_name(path): axes.letters for path, axes in named}
     for row in family.rows:
+        stack: TokenStackConfig | None = model.encoder if row.stack else model
+        inside = f"{row.stack}/" if row.stack else ""
         if "{layer}" not in row.theirs:
-            yield from _mapping(row, row.theirs, "", (), letters, shapes)
+            yield from _mapping(row, row.theirs, inside, (), letters, shapes)
             continue
-        for layer in layers(model):
-            block = model.blocks[layer.block]
+        if stack is None:
+            continue
+        for layer in layers(stack):
+            block = stack.blocks[layer.block]
             experts = range(_experts(block)) if "{expert}" in row.theirs else [None]
             for expert in experts:
                 name = row.theirs.format(layer=layer.number, expert=expert)
                 index = (layer.index,) if expert is None else (layer.index, expert)
-                yield from _mapping(row, name, f"blocks/{layer.stack}/", index, letters, shapes, block)
+                yield from _mapping(row, name, f"{inside}blocks/{layer.stack}/", index, letters, shapes, block)
 
 
 def _mapping(
@@ -62,7 +67,8 @@ def _mapping(
 ) -> Iterator[TensorMapping]:
     """The mapping of one tensor; nothing if the model lacks its parameters (biases, an untied head)."""
     paths = [stack + ours for ours in row.ours]
-    if paths[0] not in shapes:
+    gated = f"{stack}feed_forward/gate/kernel" in shapes
+    if paths[0] not in shapes or row.gated not in (None, gated):
         return
     parts = []
     for path in paths:

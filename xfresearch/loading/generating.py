@@ -8,6 +8,7 @@ from typing import Any
 from xfresearch.data.tokenizers import Tokenizer
 from xfresearch.models import beams, decoding
 from xfresearch.models.context import Source
+from xfresearch.models.forced import forced_in, with_forced
 from xfresearch.models.inputs import patches
 from xfresearch.models.model_config import LIMITS, ModelConfig, longest_sequence
 from xfresearch.models.sampling import Beams, Sampling
@@ -36,14 +37,18 @@ def generated(
         return iter(())
     longest = max(map(len, tokens))
     count = _new_tokens(model, longest, max_new_tokens)
-    sizes = (len(tokens), longest, *(source.tokens_BS.shape[1:] if source else ()))
     limits: dict[str, Any] = {"stops": tokenizer.stops, "vocab_size": tokenizer.vocab_size, "source": source}
     if isinstance(how, Beams):
         if replace:
             raise UserError("replace is not allowed with beams: a value of a tap would be that of several beams")
+        limits |= {"forced": tokenizer.forced}
         return iter([[best.tokens for best in beams.search(model, params, tokens, count, how, **limits)]])
+    first, last = forced_in(tokenizer.forced, tokens)
+    tokens, count = [[*each, *first] for each in tokens], max(0, count - len(first) - (last is not None))
+    sizes = (len(tokens), longest + len(first), *(source.tokens_BS.shape[1:] if source else ()))
     taps = request(model, (), patches(model, replace, *sizes))
-    return decoding.generate(model, params, tokens, count, how, seeds, **limits, taps=taps)
+    chunks = decoding.generate(model, params, tokens, count, how, seeds, **limits, taps=taps)
+    return with_forced(chunks, first, last, tokenizer.stops, len(tokens), count)
 
 
 def sampling_or_beams(sampling: Sampling, how: Beams) -> Sampling | Beams:

@@ -3,8 +3,8 @@
     score = (sum of log p of the tokens, the stop included) / (number of tokens)^length_penalty
 
 as `transformers` computes it (Wu et al. 2016, eq. 14, have another penalty). A prompt is done when `beams` continuations
-have ended and no other one has a better score at its present length. Rows of the decoding state are beams: a step gathers
-the beams that go on, with their caches, and the host keeps the texts.
+have ended and no other one has a better score at its present length: early_stopping=False there, the default. Rows of the
+decoding state are beams: a step gathers the beams that go on, with their caches, and the host keeps the texts.
 """
 
 from collections.abc import Sequence
@@ -18,6 +18,7 @@ import numpy as np
 from xfresearch.models import transformer
 from xfresearch.models.context import Source
 from xfresearch.models.decoding import advance, for_steps, pad_left, prefill, round_up, row_keys
+from xfresearch.models.forced import NONE, Forced, forced_in
 from xfresearch.models.model_config import ModelConfig
 from xfresearch.models.sampling import Beams
 
@@ -38,20 +39,26 @@ def search(
     stops: tuple[int, ...] = (),
     vocab_size: int = 0,
     source: Source | None = None,
+    forced: Forced = NONE,
 ) -> list[Ended]:
-    """The best continuation of every prompt. The arguments are those of `decoding.generate`."""
+    """The best continuation of every prompt. The arguments are those of `decoding.generate`; `forced` are tokens that a text
+    begins and ends with (forced.py)."""
     K = how.beams
-    rows = [prompt for prompt in prompts for _ in range(K)]
+    first, last = forced_in(forced, prompts)
+    rows = [[*prompt, *first] for prompt in prompts for _ in range(K)]
     tokens_BP, segments_BP = pad_left(rows)
     length = round_up(tokens_BP.shape[1] + max_new_tokens, 64)
     of_rows = jax.tree.map(lambda x: jnp.repeat(jnp.asarray(x), K, 0), source)
     params = for_steps(model, params)
     state = prefill(model, length, params, tokens_BP, segments_BP, row_keys(rows, 0), source=of_rows)
-    searches = [_Search(how, stops) for _ in prompts]
+    searches = [_Search(how, stops, first) for _ in prompts]
     count = min(vocab_size or model.vocab_size, state["logits"].shape[-1])
-    for left in reversed(range(max_new_tokens)):
+    for left in reversed(range(max_new_tokens - len(first))):
         scores_B = np.concatenate([each.scores_K for each in searches])
-        found = jax.device_get(_candidates(K, len(stops), count, state["logits"], scores_B))
+        if left or last is None:
+            found = jax.device_get(_candidates(K, len(stops), count, state["logits"], scores_B))
+        else:  # its probability is 1
+            found = scores_B.reshape(-1, K), np.tile(np.arange(K), (len(prompts), 1)), np.full((len(prompts), K), last)
         for each, *of_prompt in zip(searches, *found, strict=True):
             each.go_on(*of_prompt, last=left == 0)
         if not left or all(each.done for each in searches):
@@ -69,11 +76,11 @@ class _Search:
     they continue. texts: the tokens of the beams. ended: the best continuations that have ended, best first.
     """
 
-    def __init__(self, how: Beams, stops: tuple[int, ...]):
+    def __init__(self, how: Beams, stops: tuple[int, ...], first: list[int]):
         self.how, self.stops = how, stops
         self.scores_K = np.array([0.0] + [-np.inf] * (how.beams - 1), np.float32)
         self.from_K = np.arange(how.beams)
-        self.texts: list[list[int]] = [[]] * how.beams
+        self.texts = [first] * how.beams
         self.ended: list[Ended] = []
         self.done = False
 
