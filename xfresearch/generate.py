@@ -1,7 +1,7 @@
 """python -m xfresearch.generate --workdir DIR [--prompt TEXT ...] [--source TEXT ...]
 
-Continues prompts with a trained model, or decodes sources if it has an encoder. Text is streamed to standard output,
-timings go to standard error.
+Continues prompts with a trained model, or decodes sources if it has an encoder, or fills masks if it is not causal. Text is
+streamed to standard output, timings go to standard error.
 """
 
 import sys
@@ -19,10 +19,12 @@ examples:
   python -m xfresearch.generate --workdir runs/quickstart --prompt "def main(" --temperature 0
   python -m xfresearch.generate --workdir runs/a --step 500 --prompt "class A" --prompt "import " --top-k 40 --seed 1
   python -m xfresearch.generate --workdir runs/sort --source "hello" --source "world" --beams 4 --length-penalty 0.6
+  python -m xfresearch.generate --workdir models/bert --fill --prompt "The capital of France is [MASK]." --top-k 3
 
 Without a prompt, the model starts a new text. The same seed gives the same text.
 A prompt beside a source is the beginning of its target: one for all sources, or one for each."""
 
+GUESSES = 5  # of a mask, by default
 SETTINGS = ("max_new_tokens", "temperature", "top_k", "top_p", "seed", "beams", "length_penalty")
 
 
@@ -38,6 +40,8 @@ def main(arguments: list[str]) -> None:
 
     enable_compilation_cache(DataConfig())
     lm = loading.load(options.workdir, options.step)
+    if options.fill:
+        return fill(lm, prompts, options)
     printer = Printer(prompts, "source" if sources else "prompt")
     settings = {name: getattr(options, name) for name in SETTINGS}
     if lm.step:
@@ -71,6 +75,8 @@ def parser() -> command.Parser:
     form.add_argument("--special-tokens", action="store_true", help=words)
     words = "each prompt is a message of the user, put into the chat template of the model's Hugging Face folder"
     form.add_argument("--chat", action="store_true", help=words)
+    words = f"the likeliest {GUESSES} tokens (--top-k) in the place of each [MASK] or <mask> of the prompts"
+    form.add_argument("--fill", action="store_true", help=words)
     made.add_argument(
         "--max-new-tokens",
         type=int,
@@ -96,9 +102,22 @@ def parse(arguments: list[str]):
     options = parser().parse_args(arguments)
     if options.temperature is None:
         options.temperature = DEFAULT.temperature if options.beams == 1 else 0.0
-    if options.chat and (options.source or options.source_file):
-        raise UserError("--chat is not allowed with --source: a chat template is for prompts of a model of a single stack")
+    for flag, why in (("chat", "a chat template is for prompts"), ("fill", "masks are in prompts")):
+        if getattr(options, flag) and (options.source or options.source_file):
+            raise UserError(f"--{flag} is not allowed with --source: {why} of a model of a single stack")
     return options
+
+
+def fill(lm, prompts: list[str], options) -> None:
+    """Prints the likeliest tokens of each mask of each prompt, and their probabilities."""
+    filled = lm.fill(prompts, options.top_k or GUESSES)
+    for prompt, masks in zip(prompts, filled, strict=True):
+        print(prompt)
+        for guesses in masks:
+            print("   ", ", ".join(f"{text} {probability:.1%}" for text, probability in guesses))
+    if options.json:
+        samples = [{"prompt": prompt, "masks": masks} for prompt, masks in zip(prompts, filled, strict=True)]
+        write_json(options.json, {"workdir": options.workdir, "step": lm.step, "samples": samples})
 
 
 def texts(options, name: str) -> list[str]:

@@ -27,6 +27,7 @@ from xfresearch.models.context import Execution
 from xfresearch.models.feed_forwards.activations import ACTIVATIONS
 from xfresearch.models.mixers.softmax.attention import training_call
 from xfresearch.models.mixers.softmax.config import SoftmaxConfig
+from xfresearch.models.place import Rows
 
 # Kernels that support no variant here (they need longer sequences or another device), and the tests that cover them.
 ELSEWHERE = {
@@ -48,7 +49,7 @@ def fast(option: str) -> list[str]:
 def supports(kernel: str, config) -> bool:
     """Whether an attention kernel supports a model in these tests. If not, selecting it is an error."""
     places = [place for _, _, place in config.places() if isinstance(place.options, SoftmaxConfig)]
-    calls = [training_call(place, LENGTH, segments=True) for place in places]
+    calls = [training_call(place, LENGTH, Rows(segments=True)) for place in places]
     return bool(calls) and (kernel == "auto" or not any(map(REFUSALS[kernel], calls)))
 
 

@@ -57,7 +57,7 @@ BERT = {"token_types": 2, "head_activation": "gelu", "head_norm": "layer", "head
 # Options that a value needs and that are added to its variant: options of the model, otherwise of its block.
 NEEDS = {
     ("position_offset", "*"): {"position": "learned"},
-    **dict.fromkeys([("token_types", "*"), ("head_activation", "*"), ("head_norm", "*")], BERT),
+    **{(name, "*"): {k: v for k, v in BERT.items() if k != name} for name in ("token_types", "head_norm")},
     ("layout", "all_attention"): {"attention.memory_slots": 32, "final_norm": "none"},
     ("layout", "post_norm"): {"final_norm": "none"},
     ("layout", "deep_norm"): {"final_norm": "none"},

@@ -93,6 +93,27 @@ def _finished(hf, special: list[str], parts: dict) -> str:
     return hf.to_str()
 
 
+BERT_WORDS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "cat", "and", "dog", "##s", "is", ".", "a", "##b")
+# RoBERTa's files: special tokens, the alphabet of bytes, and a few words.
+ROBERTA_WORDS = ("<s>", "<pad>", "</s>", "<unk>")
+
+
+def word_pieces() -> str:
+    """A vocab.txt like BERT's."""
+    return "".join(f"{word}\n" for word in BERT_WORDS)
+
+
+def roberta() -> dict:
+    """A vocab.json and a merges.txt like RoBERTa's."""
+    from tokenizers import pre_tokenizers
+
+    words = (*ROBERTA_WORDS, *sorted(pre_tokenizers.ByteLevel.alphabet()), "th", "the", "\u0120a", "<mask>")
+    return {
+        "vocab.json": {word: number for number, word in enumerate(words)},
+        "merges.txt": "#version: 0.2\nt h\nth e\n\u0120 a\n",
+    }
+
+
 def template(token: str, i: int):
     """A post-processor that puts `token` before every text."""
     from tokenizers import processors

@@ -1,4 +1,5 @@
-"""Prefixes: each text comes back, each length is equally likely, and a row fits."""
+"""Prefixes: each text comes back, each length is equally likely, and a row fits. In rows of a single stack, the tokens after
+a prefix are predicted."""
 
 from collections import Counter
 from dataclasses import replace
@@ -7,7 +8,7 @@ import numpy as np
 import pytest
 
 from xfresearch.config.objectives import Prefix as Options
-from xfresearch.data.objectives.prefix import Prefix
+from xfresearch.data.objectives.prefix import Prefix, RowPrefix
 from xfresearch.data.pipeline import Batches
 from xfresearch.data.tokenizers import ByteTokenizer
 from xfresearch.runtime.errors import UserError
@@ -39,3 +40,33 @@ def test_batches_hold_the_text_once_and_draw_anew_every_epoch(make_config, text_
 def test_a_decoder_that_is_too_short_is_refused():
     with pytest.raises(UserError, match="sequence_length=7 is not allowed: it must be at least 8, the longest target with"):
         Prefix.of(ByteTokenizer(), 9, 7)
+
+
+def test_rows_of_a_single_stack_predict_what_follows_each_prefix():
+    """Documents of 5, 1 and 4 tokens and padding: the last token of a prefix predicts the first one after it."""
+    segments_L = np.repeat([1, 2, 3, 0], [5, 1, 4, 2]).astype(np.int32)
+    count, rng = 4000, np.random.default_rng(0)
+    rows = {"segments": np.tile(segments_L, (count, 1)), "tokens": rng.integers(9, size=(count, 12))}
+    rows["weights"] = np.tile(np.isin(np.arange(12), (4, 5, 9, 10, 11), invert=True), (count, 1)).astype(np.float32)
+    batch = RowPrefix()(rows, [rng] * count)
+    assert batch["tokens"] is rows["tokens"] and rows["weights"].sum() == 7 * count
+    for first, size in ((0, 5), (6, 4)):
+        prefix_BL, weights_BL = (batch[name][:, first : first + size] for name in ("prefix", "weights"))
+        lengths_B = prefix_BL.sum(1)
+        np.testing.assert_array_equal(prefix_BL, np.arange(size) < lengths_B[:, None])
+        after_BL = (np.arange(size) >= lengths_B[:, None] - 1) & (np.arange(size) < size - 1)
+        np.testing.assert_array_equal(weights_BL > 0, after_BL)
+        counts, expected = Counter(lengths_B.tolist()), count / (size - 1)
+        assert set(counts) == set(range(1, size)) and all(abs(n - expected) < 5 * count**0.5 for n in counts.values())
+    assert not batch["prefix"][:, [5, 10, 11]].any() and not batch["weights"][:, [5, 10, 11]].any()
+
+
+def test_batches_of_a_single_stack_draw_anew_every_epoch_and_held_out_rows_are_the_same(make_config, text_dir):
+    corpus = text_dir({"a.txt": "0123456789" * 60})
+    config = make_config(sequence_length=12, corpus=corpus, objective=Options(), batch_size=2)
+    batches = Batches(config)
+    per_epoch = len(batches.corpora[0]) // 2
+    first, again, later = (batches.batch(step)["prefix"] for step in (0, 0, per_epoch))
+    assert np.array_equal(first, again) and not np.array_equal(first, later) and first.shape == (2, 12)
+    split = batches.corpora[0]
+    np.testing.assert_array_equal(split.read([0, 1])["prefix"], split.read([0, 1])["prefix"])

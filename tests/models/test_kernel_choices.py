@@ -18,6 +18,7 @@ from xfresearch.models import transformer
 from xfresearch.models.context import Execution
 from xfresearch.models.mixers.softmax.attention import training_call
 from xfresearch.models.mixers.softmax.config import SoftmaxConfig
+from xfresearch.models.place import Rows
 from xfresearch.run.config import Config
 from xfresearch.run.resolving import resolve
 from xfresearch.runtime.errors import UserError
@@ -36,7 +37,7 @@ def test_the_call_described_before_tracing_equals_the_traced_call(monkeypatch):
         if not new:
             continue
         seen |= new
-        expected = {training_call(place, LENGTH, segments=True) for place in places}
+        expected = {training_call(place, LENGTH, Rows(segments=True)) for place in places}
         traced.clear()
         ids = np.ones((2, LENGTH), np.int32)
         context = {"segments_BL": ids, "execution": Execution()}

@@ -56,7 +56,7 @@ def test_the_lens_reads_a_stream_through_the_layer_of_the_head(lm):
 
 
 def test_what_needs_a_linear_head_refuses_it_in_one_line():
-    config = ALL["head_activation=gelu"]
+    config = ALL["head_norm=layer"]
     params, words = random_params(config), "head_activation='gelu'"
     with pytest.raises(UserError, match=words):
         contributions(config, params, tokens_for(config))

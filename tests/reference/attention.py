@@ -143,7 +143,8 @@ def attention(p, x_LD, block, positions, segments, shared, longest, causal, laye
     G = config.kv_heads
     reach = config.window or 10**9
     nearest = int(not config.sees_itself)
-    allowed = np.array([[segments[s] == segments[t] and (not causal or nearest <= t - s < nearest + reach)
+    prefix = shared.get("prefix", np.zeros(L))  # Raffel et al. 2020, fig. 3
+    allowed = np.array([[segments[s] == segments[t] and (not causal or prefix[s] or nearest <= t - s < nearest + reach)
                          for s in range(L)] for t in range(L)])  # fmt: skip
     slots = p["memory"] if config.memory_slots and config.memory_activation == "softmax" else None
     projected = projected or queries_keys_values(p, x_LD, block)
@@ -281,7 +282,8 @@ def differential(p, x_LD, block, positions, segments, shared, longest, causal, l
     H = a.heads
     G = a.kv_heads
     K = a.head_size
-    allowed = np.array([[segments[s] == segments[t] and (not causal or 0 <= t - s < (a.window or 10**9))
+    prefix = shared.get("prefix", np.zeros(L))
+    allowed = np.array([[segments[s] == segments[t] and (not causal or prefix[s] or 0 <= t - s < (a.window or 10**9))
                          for s in range(L)] for t in range(L)])  # fmt: skip
     first = 0.8 - 0.6 * math.exp(-0.3 * layer)  # layers count from 1 in the paper
     terms = [math.exp(p[f"lambda_query_{i}"] @ p[f"lambda_key_{i}"]) for i in (1, 2)]

@@ -87,10 +87,11 @@ def layer_order(config):
     return order
 
 
-def model(config, params, tokens, positions=None, segments=None, source=None, types=None):
+def model(config, params, tokens, positions=None, segments=None, source=None, types=None, prefix=None):
     """Logits [L, V] of one sequence of token ids, and its auxiliary losses, summed over layers. source: the token ids, the
-    positions and the segments of the source of a model with an encoder. types: of the tokens."""
-    shared = dict(params.get("shared", {}))  # and values that travel between layers, and the source
+    positions and the segments of the source of a model with an encoder. types, prefix: of each token."""
+    shared = dict(params.get("shared", {}))  # and values that travel between layers, the source, and the prefix
+    shared |= {} if prefix is None else {"prefix": prefix}
     losses = {}
     if source is not None:
         own = params["encoder"]

@@ -38,7 +38,7 @@ def test_what_an_encoder_cannot_train_on_is_refused(overrides, message):
         parse([*TINY, *(f"--config.{each}" for each in overrides)])
 
 
-@pytest.mark.parametrize("kind", ["seq2seq", "span_corruption", "prefix"])
+@pytest.mark.parametrize("kind", ["seq2seq", "span_corruption"])
 def test_a_model_without_an_encoder_is_refused_what_needs_one(kind):
     with pytest.raises(UserError, match=f"kind='{kind}' is not allowed: it must be .* for a model without an encoder"):
         parse(["--config", f"{ROOT}/configs/gpt2.py:tiny", f"--config.data.objective.kind={kind}"])

@@ -51,7 +51,8 @@ class Masked:
 
 @dataclass(frozen=True)
 class Prefix:
-    """The rest of a text from a prefix of random length (Raffel et al. 2020, sec. 3.2.1), with an encoder and a decoder."""
+    """The rest of a text from a prefix of random length (Raffel et al. 2020, sec. 3.2.1). An encoder reads the prefix, or
+    in a model of a single stack its tokens see each other."""
 
     kind: str = option("prefix", "objective")
 

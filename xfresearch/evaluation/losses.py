@@ -41,9 +41,8 @@ def make_scorer(
     @jax.jit
     def scorer(params, batch):
         lm = transformer.bind(model, params)
-        ctx = Context(
-            batch["positions"], batch["segments"], source=source_in(batch), mesh=mesh, execution=execution
-        )
+        inputs = {"source": source_in(batch), "prefix_BL": batch.get("prefix")}
+        ctx = Context(batch["positions"], batch["segments"], **inputs, mesh=mesh, execution=execution)
         out = lm(batch["tokens"], ctx, layers=layers)
         nll_BL, correct_BL = token_nll(out.hidden_BLD, lm.logit_head(), batch["targets"], rows, mesh)
         scored_BL = batch["weights"] > 0

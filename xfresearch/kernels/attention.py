@@ -6,8 +6,8 @@ Memory slots have no position and no batch dimension; every query sees all of th
 slots use the queries before the rotation (`memory_q_BLHK`): otherwise their logits depend on the absolute position.
 
 A query at absolute position p sees the keys of its own segment at distances d = p - s from `nearest` (0, or 1 if a
-token does not see itself) to `nearest + window - 1` (no limit if the window is 0). The numbers of key heads and of
-value heads may differ; H / G query heads share each of them.
+token does not see itself) to `nearest + window - 1` (no limit if the window is 0), and all keys of its segment's
+prefix. The numbers of key heads and of value heads may differ; H / G query heads share each of them.
 
 `choose_attention` selects the kernel, by the platform and by what the call needs.
 """
@@ -32,6 +32,7 @@ from xfresearch.sharding.partition import constrain
 
 BIASES = "biases"
 SOFTCAP = "softcap"
+PREFIXES = "prefixes"
 
 
 class Call(NamedTuple):
@@ -61,7 +62,7 @@ def _refuse_plain(call: Call) -> str:
 def _refuse_banded(call: Call) -> str:
     if not (call.aligned and call.mask.band and 2 * call.mask.band < call.length):
         return "it supports only a causal window shorter than half of the sequence"
-    return ""
+    return "it does not support prefixes" if PREFIXES in call.altered else ""
 
 
 def _refuse_blocked(call: Call) -> str:
@@ -75,7 +76,7 @@ def _refuse_blocked(call: Call) -> str:
 def _refuse_splash(call: Call) -> str:
     if call.platform != "tpu":
         return f"it needs a TPU, and the platform is {call.platform}"
-    return _refuse_fused(call, but=SOFTCAP) or ("it does not support float64" if call.dtype == "float64" else "")
+    return _refuse_fused(call, SOFTCAP) or ("it does not support float64" if call.dtype == "float64" else "")
 
 
 def _refuse_cudnn(call: Call) -> str:
@@ -95,7 +96,7 @@ def _refuse_cudnn(call: Call) -> str:
         return "for packed documents and biases it needs a length that is a multiple of 128"
     if call.context > 1:
         return f"its causal mask does not support a sharded sequence, and mesh.context={call.context}"
-    return _refuse_fused(call, but=BIASES)
+    return _refuse_fused(call, BIASES)
 
 
 def _refuse_tokamax(call: Call) -> str:
@@ -105,7 +106,7 @@ def _refuse_tokamax(call: Call) -> str:
         return "it does not support sees_itself=False"
     if call.context > 1:
         return f"its causal mask does not support a sharded sequence, and mesh.context={call.context}"
-    return refuse_tokamax(call.platform, call.dtype, call.capability) or _refuse_fused(call, but=BIASES)
+    return refuse_tokamax(call.platform, call.dtype, call.capability) or _refuse_fused(call, BIASES)
 
 
 def _refuse_ring(call: Call) -> str:
@@ -115,12 +116,12 @@ def _refuse_ring(call: Call) -> str:
 
 
 def _refuse_chunked(call: Call) -> str:
-    return _refuse_fused(call, but=SOFTCAP)
+    return _refuse_fused(call, SOFTCAP, PREFIXES)
 
 
-def _refuse_fused(call: Call, but: str = "") -> str:
-    """Why a fused kernel does not support the call, or ''. `but`: the one feature of `call.altered` that it does support."""
-    altered = [name for name in call.altered if name != but]
+def _refuse_fused(call: Call, *but: str) -> str:
+    """Why a fused kernel does not support the call, or ''. `but`: the features of `call.altered` that it does support."""
+    altered = [name for name in call.altered if name not in but]
     if altered:
         return f"it does not support {altered[0]}"
     if not call.aligned:
@@ -212,6 +213,7 @@ def attention(
     sink_H=None,
     q_segments_BL=None,
     k_segments_BS=None,
+    k_prefix_BS=None,
     q_offset=0,
     mask=CAUSAL,
     scale=None,
@@ -230,6 +232,7 @@ def attention(
     memory_q_BLHK: the queries for the memory; q_BLHK by default.
     sink_H: added to the logits of the memory, which is then one slot of zeros: a sink.
     segments: integer ids; a query sees only keys with its own id, and always the memory. Give both or neither.
+    k_prefix_BS: not 0 for the keys of a prefix, which all queries of their segment see. It needs segments.
     q_offset: position of the first query, a number or a traced scalar; keys are at positions 0 to S - 1.
     scale: factor of the logits, 1/sqrt(K) by default.
     softcap: c of the softcap of all logits, memory included, before a bias is added; 0 is none.
@@ -240,8 +243,13 @@ def attention(
     implementation: a name in REFUSALS, or 'auto'. Raises UserError if the named kernel does not support the call.
     mesh: the mesh that the arrays are sharded over, by their letters (sharding/letters.py).
     """
-    segments = None if q_segments_BL is None else (q_segments_BL, k_segments_BS)
-    altered = alterations(taps=tap, biases=bias, shaping=shaping, dropout=dropout_rate, softcap=softcap)
+    segments: tuple | None = None if q_segments_BL is None else (q_segments_BL, k_segments_BS)
+    prefixes = k_prefix_BS is not None
+    if segments and prefixes:
+        segments += (k_prefix_BS,)
+    altered = alterations(
+        taps=tap, biases=bias, shaping=shaping, dropout=dropout_rate, softcap=softcap, prefixes=prefixes
+    )
     sink = sink_H is not None
     call = describe(q_BLHK, k_BSGK, v_BSGV, memory, segments, q_offset, mask, altered, mesh, sink)
     name = choose_attention(call, implementation).name

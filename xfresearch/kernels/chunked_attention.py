@@ -18,7 +18,7 @@ CHUNK = 512  # keys per chunk; not tuned
 def chunked(q_BLHK, k_BSGK, v_BSGV, memory, segments, mask: Mask, mesh=None, softcap=0.0):
     """o_BLHV for queries and keys at the same positions, from 0. q is already scaled.
 
-    segments: (of queries, of keys) or None.
+    segments: those of masks.visible.
     """
 
     def local(_, q, k, v, memory, segments):
@@ -116,15 +116,15 @@ def _chunks(k_BSGK, v_BSGV, constants) -> tuple:
     def split(x, fill=0):
         return pad(x, length, fill).reshape(x.shape[0], -1, size, *x.shape[2:]).swapaxes(0, 1)
 
-    ids = None if segments is None else split(segments[1])
+    ids = None if segments is None else tuple(map(split, segments[1:]))
     return split(k_BSGK), split(v_BSGV), split(jnp.arange(S)[None], -1)[:, 0], ids
 
 
 def _seen(constants, mask: Mask, L: int, chunk):
     """Which keys of a chunk each query sees, [B or 1, 1, 1, L or 1, S]."""
     segments, offset = constants
-    _, _, position_S, ids_BS = chunk
-    both = None if segments is None else (segments[0], ids_BS)
-    seen = visible(offset + jnp.arange(L)[:, None] - position_S, mask, both)
+    _, _, position_S, of_keys = chunk
+    of_chunk = None if segments is None else (segments[0], *of_keys)
+    seen = visible(offset + jnp.arange(L)[:, None] - position_S, mask, of_chunk)
     inside = (position_S >= 0)[None, None]
     return (inside if seen is None else seen & inside)[:, None, None]

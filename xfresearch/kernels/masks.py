@@ -55,10 +55,16 @@ class Slots(NamedTuple, Generic[T]):
 
 
 def visible(distance_LS, mask: Mask, segments):
-    """Which keys each query sees, [B or 1, L, S]; None if it sees all. segments: (of queries, of keys) or None."""
+    """Which keys each query sees, [B or 1, L, S]; None if it sees all.
+
+    segments: the ids of queries [B, L], those of keys [B, S], and perhaps a third array [B, S], not 0 for the keys of a
+    prefix, which all queries of their segment see (Raffel et al. 2020, fig. 3); or None."""
     seen = mask.sees(distance_LS)
     seen = None if seen is None else seen[None]
     if segments is not None:
-        same_BLS = segments[0][:, :, None] == segments[1][:, None, :]
+        q_BL, k_BS, *prefix = segments
+        same_BLS = q_BL[:, :, None] == k_BS[:, None, :]
+        if prefix and seen is not None:
+            seen = seen | (prefix[0] != 0)[:, None, :]
         seen = same_BLS if seen is None else seen & same_BLS
     return seen

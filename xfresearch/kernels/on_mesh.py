@@ -25,7 +25,8 @@ def on_mesh(local, mesh, q_BLHK, k, v, memory, segments, *, keys: str, extra=Non
         sink = None if memory.sink_H is None else spec("H", memory.sink_H.shape)
         keys_and_values = spec("MGK", memory.key.shape)
         slots = Slots(query, keys_and_values, keys_and_values, sink)
-    documents = (spec("BL", q_BLHK.shape[:2]), spec(f"B{keys}", k.shape[:2])) if segments else None
+    of_keys = (spec(f"B{keys}", k.shape[:2]),) * (len(segments) - 1) if segments else ()
+    documents = (spec("BL", q_BLHK.shape[:2]), *of_keys) if segments else None
     run = jax.shard_map(
         local,
         mesh=mesh,

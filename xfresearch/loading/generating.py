@@ -26,8 +26,10 @@ def generated(
     how: Sampling | Beams,
     seed: int | list[int],
     replace: Mapping[str, Any],
+    prefix: bool = False,
 ) -> Iterator[list[list[int]]]:
-    """The new tokens of every prompt, some at a time; those of a beam search at once."""
+    """The new tokens of every prompt, some at a time; those of a beam search at once. With `prefix`, the tokens of a prompt
+    see each other."""
     seeds = seed if isinstance(seed, list) else [seed] * len(tokens)
     if not all(isinstance(each, Integral) and 0 <= each < 2**32 for each in seeds):
         raise UserError(f"seed={seed!r} is not allowed: it must be an integer of at least 0 and below 2^32")
@@ -37,7 +39,8 @@ def generated(
         return iter(())
     longest = max(map(len, tokens))
     count = _new_tokens(model, longest, max_new_tokens)
-    limits: dict[str, Any] = {"stops": tokenizer.stops, "vocab_size": tokenizer.vocab_size, "source": source}
+    limits: dict[str, Any] = {"stops": tokenizer.stops, "vocab_size": tokenizer.vocab_size}
+    limits |= {"source": source, "prefix": prefix}
     if isinstance(how, Beams):
         if replace:
             raise UserError("replace is not allowed with beams: a value of a tap would be that of several beams")

@@ -25,6 +25,7 @@ from xfresearch.interop import chat, exporting
 from xfresearch.interop.source import Source
 from xfresearch.kernels.cross_entropy import token_nll
 from xfresearch.loading import edits as edited
+from xfresearch.loading.filling import Guesses, guesses, masked_ids, padded
 from xfresearch.loading.generating import generated, sampling_or_beams
 from xfresearch.models import transformer
 from xfresearch.models.inputs import (
@@ -34,12 +35,13 @@ from xfresearch.models.inputs import (
     forward,
     matching,
     patches,
+    prefix_of,
     shared,
     tap_shapes,
     types_of,
 )
 from xfresearch.models.memories import memory
-from xfresearch.models.model_config import ModelConfig, check_length
+from xfresearch.models.model_config import ModelConfig, check_length, longest_sequence
 from xfresearch.models.sampling import DEFAULT, Beams, Sampling
 from xfresearch.models.sources import SourceText, prompts_of, source_of
 from xfresearch.models.stack import ends_with
@@ -115,6 +117,7 @@ class LanguageModel:
         segments_BL: ArrayLike | None = None,
         source: SourceText | None = None,
         token_types_BL: ArrayLike | None = None,
+        prefix_BL: ArrayLike | None = None,
     ) -> jax.Array:
         """Logits [B, L, V] in float32 (float64 for a float64 model) of a text or of token ids [B, L].
 
@@ -126,9 +129,10 @@ class LanguageModel:
         has one. `segments_BL` are the numbers of their documents in a packed row, 0 for padding; by default one document
         without padding. `source` is what the encoder of a model with two stacks reads: a text, or ids [B, S], or lists of
         them of different lengths. `token_types_BL` are the types of the tokens of a model with a table of types, such as
-        BERT's 0 and 1 for the two texts of a pair; by default all are 0.
+        BERT's 0 and 1 for the two texts of a pair; by default all are 0. `prefix_BL` is not 0 for the tokens of a prefix,
+        which see each other, in a causal model.
         """
-        inputs = self._inputs(tokens_BL, replace, positions_BL, segments_BL, source, token_types_BL)
+        inputs = self._inputs(tokens_BL, replace, positions_BL, segments_BL, source, token_types_BL, prefix_BL)
         logits_BLV: jax.Array = _logits(self.config, self.params, *inputs)
         return logits_BLV
 
@@ -140,10 +144,11 @@ class LanguageModel:
         segments_BL: ArrayLike | None = None,
         source: SourceText | None = None,
         token_types_BL: ArrayLike | None = None,
+        prefix_BL: ArrayLike | None = None,
     ) -> jax.Array:
         """The loss [B, L - 1] of each token of a text, or of token ids [B, L], given those before it, in nats. The other
         arguments are those of a call. Raises UserError for fewer than two tokens."""
-        inputs = self._inputs(tokens_BL, replace, positions_BL, segments_BL, source, token_types_BL)
+        inputs = self._inputs(tokens_BL, replace, positions_BL, segments_BL, source, token_types_BL, prefix_BL)
         if inputs[0].shape[1] < 2:
             raise UserError("a loss needs at least 2 tokens: the first one is only read")
         loss_BL: jax.Array = _loss(self.config, self.params, *inputs)
@@ -170,12 +175,13 @@ class LanguageModel:
         segments_BL: ArrayLike | None = None,
         source: SourceText | None = None,
         token_types_BL: ArrayLike | None = None,
+        prefix_BL: ArrayLike | None = None,
     ) -> dict[str, jax.Array]:
         """{name: value} of the taps `names`, in the order of computation, in a pass over a text or token ids [B, L]. `*`
         in a name stands for any part of it: 'blocks.*.feed_forward.out'. A name may be that of TransformerLens. The other
         arguments are those of a call; replaced values are recorded after the replacement."""
         names = matching(self.config, (names,) if isinstance(names, str) else tuple(names))
-        inputs = self._inputs(tokens_BL, replace, positions_BL, segments_BL, source, token_types_BL)
+        inputs = self._inputs(tokens_BL, replace, positions_BL, segments_BL, source, token_types_BL, prefix_BL)
         values = _capture(self.config, frozenset(tap for tap, _ in names.values()), self.params, *inputs)
         return {name: values[tap] for name, (tap, _) in names.items()}
 
@@ -187,6 +193,7 @@ class LanguageModel:
         segments_BL: ArrayLike | None,
         source: SourceText | None,
         token_types_BL: ArrayLike | None,
+        prefix_BL: ArrayLike | None,
     ) -> tuple[Any, ...]:
         """The arguments of the compiled passes after the parameters."""
         tokens_BL = self.tokens(tokens_BL)
@@ -197,7 +204,7 @@ class LanguageModel:
         read = source_of(self.config, self.tokenizer, source, len(tokens_BL))
         sizes = (*tokens_BL.shape, *(read.tokens_BS.shape[1:] if read else ()))
         taps = request(self.config, (), shared(self.config, patches(self.config, replace or {}, *sizes), *sizes))
-        return tokens_BL, taps, positions_BL, segments_BL, read, types_BL
+        return tokens_BL, taps, positions_BL, segments_BL, read, types_BL, prefix_of(self.config, prefix_BL, tokens_BL)
 
     def batches(
         self, corpus: str = "", split: str = "", batch_size: int = 8, length: int = 0, limit: int = 0
@@ -253,6 +260,7 @@ class LanguageModel:
         `stream(index of the prompt, text, tokens)` is called while text is generated, always with whole characters.
         `replace` is that of a call. Its functions get the values [B, L, ...] of the prompts, padded on the left, and then
         those [B, 1, ...] of each new token. Each function is compiled anew.
+        A model that was trained on prefixes (data.objective.kind) reads the prompt as one: its tokens see each other.
         `source` is what the encoder of a model with two stacks reads, a text or ids, or a list of them. The prompt is then
         the beginning of the target. `beams` above 1 search for the likeliest text, with temperature 0: that with
         the largest sum of log p of its tokens over their number to the power of `length_penalty`.
@@ -262,7 +270,8 @@ class LanguageModel:
         texts = [""] * len(tokens)
         readers = [tokenizer.decode_stream(self._begins(ids)) for ids in tokens]
         how = sampling_or_beams(Sampling(temperature, top_k, top_p), Beams(beams, length_penalty))
-        asked = (tokens, read, max_new_tokens, how, seed, replace or {})
+        prefix = self.run.data.objective.kind == "prefix" and not self.config.encoder
+        asked = (tokens, read, max_new_tokens, how, seed, replace or {}, prefix)
         chunks = generated(self.config, self.params, tokenizer, *asked)
         for chunk in chunks:
             for index, new in enumerate(chunk):
@@ -276,6 +285,17 @@ class LanguageModel:
             if stream and rest:
                 stream(index, rest, [])
         return texts[0] if one else texts
+
+    def fill(self, text: str | list[str], top_k: int = 5) -> Guesses | list[Guesses]:
+        """For each mask in a text, [MASK] or <mask>, the `top_k` likeliest tokens as (text, probability), in a model that
+        predicts masked tokens, such as BERT. A list of texts gives a list of these. Raises UserError for a causal model, for
+        a text without a mask, and for one that is longer than the model's positions."""
+        tokenizer = self._reader()
+        texts = [text] if isinstance(text, str) else text
+        rows = [masked_ids(self.config, tokenizer, each) for each in texts]
+        tokens_BL, segments_BL = padded(rows, longest_sequence(self.config))
+        filled = guesses(tokenizer, tokens_BL, self(tokens_BL, segments_BL=segments_BL), top_k)
+        return filled[0] if isinstance(text, str) else filled
 
     def encode(self, text: str, special_tokens: bool = False) -> list[int]:
         """The token ids of a text, as a call and `generate` read it: after the tokenizer's begin-of-text token, if it has

@@ -40,6 +40,7 @@ def search(
     vocab_size: int = 0,
     source: Source | None = None,
     forced: Forced = NONE,
+    prefix: bool = False,
 ) -> list[Ended]:
     """The best continuation of every prompt. The arguments are those of `decoding.generate`; `forced` are tokens that a text
     begins and ends with (forced.py)."""
@@ -50,7 +51,7 @@ def search(
     length = round_up(tokens_BP.shape[1] + max_new_tokens, 64)
     of_rows = jax.tree.map(lambda x: jnp.repeat(jnp.asarray(x), K, 0), source)
     params = for_steps(model, params)
-    state = prefill(model, length, params, tokens_BP, segments_BP, row_keys(rows, 0), source=of_rows)
+    state = prefill(model, length, params, tokens_BP, segments_BP, row_keys(rows, 0), source=of_rows, prefix=prefix)
     searches = [_Search(how, stops, first) for _ in prompts]
     count = min(vocab_size or model.vocab_size, state["logits"].shape[-1])
     for left in reversed(range(max_new_tokens - len(first))):

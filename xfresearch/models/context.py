@@ -77,6 +77,8 @@ class Context:
     cache_segments_BS: Any = None
     shared: Mapping[str, Any] = field(default_factory=dict)  # tables that all layers share, by name
     source: Source | None = None  # of a model with an encoder; None if caches have its keys and values
+    prefix_BL: Any = None  # not 0 for the tokens of a prefix, which all tokens of their segment see; it needs segments
+    cache_prefix_BS: Any = None  # the same of the tokens in the cache
     token_types_BL: Any = None  # type of each token, for models with a table of types; None: 0 for all
     carried: Mapping[str, Any] = field(default_factory=dict)  # values that travel between layers, by name (stream.py)
     mesh: Any = None  # jax.sharding.Mesh or AbstractMesh that the arrays are on; None: no constraints

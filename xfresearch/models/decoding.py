@@ -51,6 +51,7 @@ def generate(
     mesh=None,
     taps: Request = NO_TAPS,
     source: Source | None = None,
+    prefix: bool = False,
 ) -> Iterator[list[list[int]]]:
     """Yields the new tokens of every prompt, at most CHUNK each at a time, until each has ended or has max_new_tokens.
 
@@ -58,6 +59,7 @@ def generate(
     the tokens `stops`, which are never yielded. Ids of `vocab_size` and above are never sampled (0: the whole
     vocabulary). `mesh` is the mesh of the parameters. It must divide the prompts evenly. `taps` are
     the values to change, in the passes over the prompts and over each new token. `source` is what an encoder reads, once.
+    With `prefix`, the tokens of a prompt see each other.
     """
     tokens_BP, segments_BP = pad_left(prompts)
     keys_B = row_keys(prompts, seed)
@@ -67,7 +69,7 @@ def generate(
     length = round_up(tokens_BP.shape[1] + max_new_tokens, 64)
     settings = (model, sampling, stops, vocab_size or model.vocab_size, mesh)
     params = for_steps(model, params, mesh)
-    state = prefill(model, length, params, tokens_BP, segments_BP, keys_B, mesh, taps, source)
+    state = prefill(model, length, params, tokens_BP, segments_BP, keys_B, mesh, taps, source, prefix)
     ended = [False] * len(prompts)
     while max_new_tokens > 0 and not all(ended):
         count = min(CHUNK, max_new_tokens)
@@ -142,16 +144,34 @@ def taken_apart(model: ModelConfig, params: dict) -> dict:
     return layers.apart(model, params)
 
 
-@partial(jax.jit, static_argnums=(0, 1, 6))
+@partial(jax.jit, static_argnums=(0, 1, 6, 9))
 def prefill(
-    model: ModelConfig, length: int, params, tokens_BP, segments_BP, keys_B, mesh=None, taps=NO_TAPS, source=None
+    model: ModelConfig,
+    length: int,
+    params,
+    tokens_BP,
+    segments_BP,
+    keys_B,
+    mesh=None,
+    taps=NO_TAPS,
+    source=None,
+    prefix: bool = False,
 ) -> dict:
     """The decoding state after the prompts. Its caches have room for `length` tokens per row, and hold the whole source."""
     B, P = tokens_BP.shape
     lm = transformer.bind(model, params)
     positions_BP = jnp.maximum(jnp.cumsum(segments_BP, 1) - 1, 0)
     segments_BS = jnp.pad(segments_BP, ((0, 0), (0, length - P)), constant_values=1)
-    ctx = Context(positions_BP, segments_BP, cache_segments_BS=segments_BS, source=source, mesh=mesh)
+    # After this pass, the tokens of a prefix are all before the new ones, which see them without it.
+    prefix_BS = jnp.pad(segments_BP, ((0, 0), (0, length - P))) if prefix else None
+    ctx = Context(
+        positions_BP,
+        segments_BP,
+        cache_segments_BS=segments_BS,
+        cache_prefix_BS=prefix_BS,
+        source=source,
+        mesh=mesh,
+    )
     ctx, _ = lm.encoded(ctx, taps=taps)
     out = lm(tokens_BP, ctx, lm.init_caches(B, length, ctx), taps=taps)
     of_source = {} if source is None else {"source_segments": source.segments_BS}

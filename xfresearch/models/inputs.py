@@ -12,7 +12,7 @@ import numpy as np
 from xfresearch.kernels.defaults import fast_layers
 from xfresearch.models import layers, transformer
 from xfresearch.models.context import Context, Source
-from xfresearch.models.model_config import LIMITS, ModelConfig, longest_sequence
+from xfresearch.models.model_config import LIMITS, ModelConfig, longest_sequence, without_prefix
 from xfresearch.models.stack import StackConfig
 from xfresearch.models.tap_aliases import lens_names
 from xfresearch.models.taps import ENCODER, EVERYTHING, NO_TAPS, OUTSIDE, Patch, Request, captured
@@ -78,6 +78,13 @@ def each_token(name: str, numbers, tokens_BL, limit: int = 0):
     return jnp.asarray(numbers, jnp.int32)
 
 
+def prefix_of(model: ModelConfig, prefix_BL, tokens_BL):
+    """`each_token` of what is not 0 for the tokens of a prefix. Raises UserError, too, for a model without prefixes."""
+    if prefix_BL is not None and (why := without_prefix(model)):
+        raise UserError(f"prefix_BL is not allowed: {why}")
+    return each_token("prefix_BL", prefix_BL, tokens_BL)
+
+
 def types_of(model: ModelConfig, token_types_BL, tokens_BL):
     """`each_token` of the types of tokens. Raises UserError, too, for a model without a table of types."""
     if token_types_BL is not None and not model.token_types:
@@ -108,8 +115,9 @@ def _prompt(model: ModelConfig, tokenizer, prompt) -> list[int]:
 
 def encode(model: ModelConfig, tokenizer, text: str, name: str, special_tokens: bool = False) -> list[int]:
     """The tokens of `text` after the begin-of-text token. If the tokenizer has no such token, an empty text is the
-    end-of-text token. `name` is that of the argument, for errors. With `special_tokens`, those in the text are tokens, and
-    a begin-of-text token at its start is not repeated."""
+    end-of-text token. A model that is not causal also reads what the tokenizer puts after a text, such as BERT's [SEP].
+    `name` is that of the argument, for errors. With `special_tokens`, those in the text are tokens, and a begin-of-text
+    token at its start is not repeated."""
     if tokenizer is None:
         raise UserError("this model has no tokenizer, so it cannot read or write text: call it on token ids")
     if not isinstance(text, str):
@@ -121,6 +129,7 @@ def encode(model: ModelConfig, tokenizer, text: str, name: str, special_tokens: 
     begin = tokenizer.begin_of_text
     ids = ids[1:] if special_tokens and ids[:1] == [begin] else ids
     tokens = (ids or [tokenizer.end_of_text]) if begin is None else [begin, *ids]
+    tokens += [] if model.causal or tokenizer.after_text in (None, tokens[-1]) else [tokenizer.after_text]
     if max(tokens) >= model.vocab_size:  # the tokenizer may have ids beyond the model's embedding table
         top = model.vocab_size - 1
         raise UserError(f"{name}={text!r} has token {max(tokens)}, but the model's vocabulary ends at {top}")
@@ -225,10 +234,13 @@ def forward(
     segments_BL=None,
     source=None,
     token_types_BL=None,
+    prefix_BL=None,
 ) -> tuple:
     """The bound model, and its Output for token ids [B, L]. By default all tokens are one document, from position 0."""
     lm = transformer.bind(model, params)
     if positions_BL is None:
         positions_BL = jnp.broadcast_to(jnp.arange(tokens_BL.shape[1]), tokens_BL.shape)
-    ctx = Context(positions_BL, segments_BL, source=source, token_types_BL=token_types_BL)
+    if prefix_BL is not None and segments_BL is None:
+        segments_BL = jnp.ones_like(tokens_BL)
+    ctx = Context(positions_BL, segments_BL, source=source, token_types_BL=token_types_BL, prefix_BL=prefix_BL)
     return lm, lm(tokens_BL, ctx, layers=str(fast_layers(model.depth).name), taps=taps)

@@ -95,6 +95,14 @@ def resolve_model(model: ModelConfig) -> ModelConfig:
     return model
 
 
+def without_prefix(model: ModelConfig) -> str:
+    """Why the first tokens of a text cannot see each other in this model; '' if they can."""
+    if not model.causal:
+        return "model.causal=False: every token sees all others"
+    reasons = ((each.path, each.options.without_prefix) for each in model.sublayers() if not each.prefix)
+    return next((f"{path}: {reason}" for path, reason in reasons if reason), "")
+
+
 def second_stack(model: ModelConfig) -> str:
     """Why code that supports only a single stack refuses this model; '' if it has one stack."""
     return "it has an encoder (model.stacks), and this is for models of a single stack" if model.encoder else ""

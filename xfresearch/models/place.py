@@ -1,9 +1,16 @@
 """The settings of the model that a sublayer depends on."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from xfresearch.models.norms import NormSpec
+
+
+class Rows(NamedTuple):
+    """What rows of training hold beside tokens, which limits the kernels."""
+
+    segments: bool = False  # several documents, or padding
+    prefixes: bool = False  # documents whose first tokens see each other
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from flax import nnx
 from xfresearch.config.fields import changed
 from xfresearch.models.context import Context
 from xfresearch.models.costs import Costs
-from xfresearch.models.place import Place
+from xfresearch.models.place import Place, Rows
 from xfresearch.models.stream import Carried
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -73,6 +73,11 @@ class SublayerConfig:
     def sinks(self) -> bool:
         """Whether its weights have one more entry, of a sink."""
         return False
+
+    @property
+    def without_prefix(self) -> str:
+        """Why it cannot have tokens that see later ones, those of a prefix; '' if it can, or if it mixes no tokens."""
+        return ""
 
     @property
     def numbered(self) -> bool:
@@ -239,7 +244,7 @@ class SublayerModule(nnx.Module):
         return Traffic()
 
     @staticmethod
-    def kernel(place: Place, length: int, segments: bool, execution: Any, mesh: Any) -> Any:
+    def kernel(place: Place, length: int, rows: Rows, execution: Any, mesh: Any) -> Any:
         """The kernels.choice.Choice for training on sequences of `length` tokens; None if there is only one
         implementation. Raises UserError if the requested one does not support the sublayer."""
         return None

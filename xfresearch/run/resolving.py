@@ -7,7 +7,7 @@ from xfresearch.config.fields import check_read
 from xfresearch.config.options import DataConfig
 from xfresearch.config.reading import from_dict
 from xfresearch.data.labels import TEXT_OPTIONS, open_data_set, trains_on_labels
-from xfresearch.models.model_config import LIMITS, ModelConfig, longest_sequence, resolve_model
+from xfresearch.models.model_config import LIMITS, ModelConfig, longest_sequence, resolve_model, without_prefix
 from xfresearch.run.config import Config
 from xfresearch.runtime.errors import require
 
@@ -107,8 +107,12 @@ def _check_objective(config: Config) -> None:
         shares = objective.mask_share + objective.random_share
         allowed = f"at most 1 with {key}.mask_share={objective.mask_share}, together"
         require(shares <= 1, f"{key}.random_share", objective.random_share, allowed)
+    elif objective.kind == "prefix":
+        require(config.sequence_length > 1, "sequence_length", config.sequence_length, "at least 2, a prefix and the rest")
+        why = without_prefix(config.model)
+        require(not why, f"{key}.kind", objective.kind, f"another one for this model, which has no prefix: {why}")
     else:
-        allowed = "'next' or 'masked' for a model without an encoder (model.stacks)"
+        allowed = "'next', 'masked' or 'prefix' for a model without an encoder (model.stacks)"
         require(False, f"{key}.kind", objective.kind, allowed)
 
 

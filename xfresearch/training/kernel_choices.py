@@ -8,6 +8,7 @@ from xfresearch.kernels import attention, defaults, grouped_matmul
 from xfresearch.kernels.choice import BY_NAME, Choice
 from xfresearch.models.context import Execution
 from xfresearch.models.kinds import kind_of
+from xfresearch.models.place import Rows
 from xfresearch.models.stack import StackConfig
 from xfresearch.models.taps import ENCODER
 from xfresearch.run.config import Config
@@ -21,6 +22,11 @@ def execution(training: TrainingConfig) -> Execution:
     return Execution(training.attention_kernel, training.expert_kernel)
 
 
+def has_prefixes(config: Config) -> bool:
+    """Whether rows have prefixes whose tokens see each other: those of a model with an encoder are sources."""
+    return config.data.objective.kind == "prefix" and config.model.encoder is None
+
+
 def kernel_choices(config: Config, mesh=None) -> dict[tuple[str, str], Choice[str]]:
     """{(block, sublayer): the kernel for training and the reason}, for sublayers with more than one kernel. A block of an
     encoder is 'encoder.main'.
@@ -29,13 +35,15 @@ def kernel_choices(config: Config, mesh=None) -> dict[tuple[str, str], Choice[st
     """
     encoder = config.model.encoder
     packed = config.data.packing == "documents" or encoder is not None
+    prefixes = has_prefixes(config)
     stacks: list[tuple[str, StackConfig, int]] = [("", config.model, config.sequence_length)]
     stacks += [(f"{ENCODER}.", encoder, config.source_length)] if encoder else []
     chosen = {}
     for prefix, stack, length in stacks:
         for name, branch, place in stack.places():
             module = kind_of(place.options).module
-            choice = module.kernel(place, length, packed, execution(config.training), mesh)
+            rows = Rows(segments=packed or prefixes, prefixes=prefixes)
+            choice = module.kernel(place, length, rows, execution(config.training), mesh)
             if choice is not None:
                 chosen[prefix + name, branch.name] = choice
     return chosen

@@ -25,7 +25,7 @@ from xfresearch.run.config import Config
 from xfresearch.runtime.trees import join
 from xfresearch.sharding.partition import batch_sharding, state_shardings
 from xfresearch.training.hyperparameters import hyper_of, learning_rate, without_hyper
-from xfresearch.training.kernel_choices import layers_choice
+from xfresearch.training.kernel_choices import has_prefixes, layers_choice
 from xfresearch.training.optimizer import require_trainable, trainable, update_rule
 from xfresearch.training.routing import router_metrics
 from xfresearch.training.step import (
@@ -160,10 +160,15 @@ def _quick_compilation(mesh) -> dict:
     return {"xla_backend_optimization_level": 1} if on_cpu and not chosen else {}
 
 
+def arrays_of(config: Config) -> dict[str, str]:
+    """{name: dtype} of the arrays [B, L] of a batch. Prefixes of a single stack have one of their own."""
+    return BATCH | ({"prefix": "int32"} if has_prefixes(config) else {})
+
+
 def batch_shapes(config: Config) -> dict:
     """A whole batch as jax.ShapeDtypeStructs. With an encoder it has the sources [B, S] too."""
     rows, length = config.batch_size, config.source_length
-    shapes = {name: ((rows, config.sequence_length), dtype) for name, dtype in BATCH.items()}
+    shapes = {name: ((rows, config.sequence_length), dtype) for name, dtype in arrays_of(config).items()}
     shapes |= {name: ((rows, length), dtype) for name, dtype in SOURCE.items()} if length else {}
     return {name: jax.ShapeDtypeStruct(shape, jnp.dtype(dtype)) for name, (shape, dtype) in shapes.items()}
 

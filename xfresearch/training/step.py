@@ -33,9 +33,12 @@ def make_loss(config: Config, mesh=None) -> Callable:
     def loss(trained, frozen, batch, key, totals):
         model = transformer.bind(config.model, join(trained, frozen))
         source = source_in(batch)
+        prefix = batch.get("prefix")
         # A stream counts as one document without padding: attention needs no segment mask.
-        segments = None if config.data.packing == "stream" and source is None else batch["segments"]
-        ctx = Context(batch["positions"], segments, key, source=source, mesh=mesh, execution=execution(training))
+        whole = config.data.packing == "stream" and source is None and prefix is None
+        segments = None if whole else batch["segments"]
+        inputs = {"source": source, "prefix_BL": prefix}
+        ctx = Context(batch["positions"], segments, key, **inputs, mesh=mesh, execution=execution(training))
         out = model(batch["tokens"], ctx, layers=layers, remat=training.remat)
         total, nll = linear_cross_entropy(
             out.hidden_BLD,

@@ -18,7 +18,7 @@ AGREE = 1.03  # the most that the second fastest turn may take, relative to the 
 def random_batch(config: Config) -> dict[str, np.ndarray]:
     """A batch of random tokens, with the shapes and types of a run's batches. No data are read. With packed documents a
     sequence has DOCUMENTS of equal length."""
-    from xfresearch.training.program import BATCH
+    from xfresearch.training.program import arrays_of
 
     B, L = config.batch_size, config.sequence_length
     text_BL = np.random.default_rng(config.seed).integers(config.model.vocab_size, size=(B, L + 1))
@@ -26,7 +26,9 @@ def random_batch(config: Config) -> dict[str, np.ndarray]:
     document_L, position_L = np.divmod(np.arange(L), -(-L // documents))
     values = {"tokens": text_BL[:, :-1], "targets": text_BL[:, 1:], "positions": np.broadcast_to(position_L, (B, L))}
     values["segments"] = np.broadcast_to(1 + document_L, (B, L))
-    return {name: values.get(name, np.ones((B, L))).astype(dtype) for name, dtype in BATCH.items()} | _source(config)
+    values["prefix"] = values["positions"] < L // documents // 2
+    arrays = arrays_of(config)
+    return {name: values.get(name, np.ones((B, L))).astype(dtype) for name, dtype in arrays.items()} | _source(config)
 
 
 def _source(config: Config) -> dict[str, np.ndarray]:

@@ -12,7 +12,7 @@ import numpy as np
 
 from xfresearch.config.options import RunConfig
 from xfresearch.data.objectives.masked import Masked
-from xfresearch.data.objectives.prefix import Prefix
+from xfresearch.data.objectives.prefix import Prefix, RowPrefix
 from xfresearch.data.objectives.span_corruption import SpanCorruption, raw_length
 from xfresearch.data.packed import PackedSplit
 from xfresearch.data.tokenizers import Tokenizer
@@ -33,7 +33,9 @@ def objective_of(config: RunConfig, tokenizer: Tokenizer) -> Objective | None:
     if options.kind == "span_corruption":
         return SpanCorruption.of(options, tokenizer, config.source_length, config.sequence_length)
     if options.kind == "prefix":
-        return Prefix.of(tokenizer, config.source_length, config.sequence_length)
+        if config.source_length:
+            return Prefix.of(tokenizer, config.source_length, config.sequence_length)
+        return RowPrefix()
     return None
 
 
@@ -42,7 +44,7 @@ def row_length(config: RunConfig) -> int:
     options = config.data.objective
     if options.kind == "span_corruption":
         return raw_length(config.source_length, options.noise_density, options.mean_span)
-    if options.kind == "prefix":
+    if options.kind == "prefix" and config.source_length:
         return config.source_length - 1
     return config.sequence_length
 

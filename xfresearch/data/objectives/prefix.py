@@ -1,7 +1,8 @@
 """Prefixes (Raffel et al. 2020, T5, sec. 3.2.1), as prefix_lm of t5/data/preprocessors.py.
 
-Of a text of T tokens, the source has the first 1 to T - 1, each number equally likely, and the target the others. Both end
-with end_of_text.
+Of a text of T tokens, the prefix has the first 1 to T - 1, each number equally likely. With an encoder it is the source, and
+the target is the rest; both end with end_of_text. In a single stack the tokens of the prefix see each other, as in the
+paper's figure 3, and the loss is that of the rest (RowPrefix).
 """
 
 from collections.abc import Sequence
@@ -39,3 +40,19 @@ class Prefix(NamedTuple):
         """The two parts of a text of at least two tokens."""
         parts = np.split(tokens_T, [rng.integers(1, len(tokens_T))])
         return Pair(*(np.append(part, self.end).astype(np.int32) for part in parts))
+
+
+class RowPrefix:
+    """Prefixes for a single stack: one in each document of a row, which segment ids separate, or in each row of a stream."""
+
+    def __call__(self, rows: dict[str, np.ndarray], rngs: Sequence[np.random.Generator]) -> dict[str, np.ndarray]:
+        """The batch with `prefix`, 1 for the tokens of prefixes, and weights 1 for the targets after them. A document of one
+        token has no prefix."""
+        prefix_BL, weights_BL = np.zeros_like(rows["segments"]), rows["weights"].copy()
+        for prefix_L, weights_L, segments_L, rng in zip(prefix_BL, weights_BL, rows["segments"], rngs, strict=True):
+            for number in range(1, segments_L.max(initial=0) + 1):
+                places = np.flatnonzero(segments_L == number)
+                length = rng.integers(1, len(places)) if len(places) > 1 else 0
+                prefix_L[places[:length]] = 1
+                weights_L[places[: max(length - 1, 0)]] = 0  # the last token of the prefix predicts the first one after it
+        return {**rows, "weights": weights_BL, "prefix": prefix_BL}

@@ -12,13 +12,16 @@ from xfresearch.runtime.errors import UserError
 from xfresearch.runtime.files import read_bytes
 
 END_OF_TEXT = "<|endoftext|>"
-_SEPARATORS = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "<|eot_id|>", "<|im_end|>", "[EOS]")
+_SEPARATORS = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "<|eot_id|>", "<|im_end|>", "[EOS]", "[SEP]")
+MASK = "<mask>"
+_ROBERTA = ("RobertaTokenizer", "BartTokenizer")  # classes with the same special tokens
 MAX_GAP = 1 << 16  # ids that no token has
 _MERGES = {"vocab.json": "merges.txt", "encoder.json": "vocab.bpe"}
 
 
 class HuggingFaceTokenizer(Tokenizer):
-    """A tokenizer.json of Hugging Face `tokenizers`: byte-level, or with SentencePiece's spaces and byte fallback."""
+    """A tokenizer.json of Hugging Face `tokenizers`: byte-level, with SentencePiece's spaces and byte fallback, or BERT's
+    pieces of words, of which those that begin a word stand for a space and the piece."""
 
     def __init__(self, content: str, special: SpecialTokens = NO_SPECIAL_TOKENS):
         import tokenizers
@@ -30,7 +33,8 @@ class HuggingFaceTokenizer(Tokenizer):
             each.no_padding()
             each.encode_special_tokens = as_text
         values = json.loads(content)
-        table, byte_level = _token_bytes(self._hf, values)
+        table, kinds = _token_bytes(self._hf, values)
+        byte_level = "ByteLevel" in kinds
         self._byte_ids = {token[0]: i for i, token in reversed(list(enumerate(table))) if len(token) == 1}
         model = type(self._hf.model).__name__  # files of 2020 do not name it
         lossless = _lossless(values, model, byte_level) if len(self._byte_ids) == 256 else ""
@@ -39,15 +43,17 @@ class HuggingFaceTokenizer(Tokenizer):
             table[separator] = b""
         files = {"tokenizer.json": content.encode()} | special.files
         added = self._hf.get_added_tokens_decoder()
+        before, after = self._around()
         super().__init__(
             table,
             files,
             separator,
-            self._begin(),
+            before,
             special.stops,
             lossless,
-            dummy_prefix=self._adds_space(byte_level),
+            dummy_prefix="WordPiece" in kinds or self._adds_space(byte_level),
             special_tokens={token.content: i for i, token in added.items() if token.special},
+            after_text=after,
         )
 
     def _encode(self, text: bytes) -> list[int]:
@@ -75,10 +81,12 @@ class HuggingFaceTokenizer(Tokenizer):
         first = [] if byte_level else self._encode_text("a")
         return bool(first) and (self._hf.id_to_token(first[0]) or "").startswith("\u2581")
 
-    def _begin(self) -> int | None:
-        """The token that the post-processor puts before a text, or None. Like `transformers`, reads no other file."""
+    def _around(self) -> tuple[int | None, int | None]:
+        """The tokens that the post-processor puts before and after a text, or None. Like `transformers`, reads no other
+        file."""
         encoding = self._hf.encode("a")
-        return encoding.ids[0] if encoding.special_tokens_mask[:1] == [1] else None
+        ids, special = encoding.ids, encoding.special_tokens_mask
+        return ids[0] if special[:1] == [1] else None, ids[-1] if special[-1:] == [1] else None
 
     def _separator(self, special: SpecialTokens, table: list[bytes]) -> int | None:
         """The separator by the name in the settings, else by an id in the settings, else by a customary name."""
@@ -89,8 +97,8 @@ class HuggingFaceTokenizer(Tokenizer):
         return next((i for i in (by_name, *by_id, *customary) if i is not None), None)
 
 
-def _token_bytes(hf, values: dict) -> tuple[list[bytes], bool]:
-    """The bytes of every id, and whether the tokenizer is byte-level. Raises UserError for an unsupported decoder."""
+def _token_bytes(hf, values: dict) -> tuple[list[bytes], set[str]]:
+    """The bytes of every id, and the kinds of the decoder's steps. Raises UserError for an unsupported decoder."""
     kinds = set(re.findall(r'"type":\s*"(\w+)"', json.dumps(values.get("decoder") or {})))
     vocab = hf.get_vocab(with_added_tokens=True)
     added = hf.get_added_tokens_decoder()
@@ -100,10 +108,12 @@ def _token_bytes(hf, values: dict) -> tuple[list[bytes], bool]:
         to_bytes = lambda token: bytes(byte_of[character] for character in token)  # noqa: E731
     elif kinds & {"ByteFallback", "Metaspace"}:
         to_bytes = piece_bytes
+    elif "WordPiece" in kinds:
+        inside = values["decoder"]["prefix"]
+        to_bytes = lambda token: (token.removeprefix(inside) if token.startswith(inside) else f" {token}").encode()  # noqa: E731
     else:
-        raise UserError(
-            f"tokenizer.json has decoder {', '.join(kinds) or 'none'}; it must be ByteLevel, Metaspace or ByteFallback"
-        )
+        allowed = "ByteLevel, Metaspace, ByteFallback or WordPiece"
+        raise UserError(f"tokenizer.json has decoder {', '.join(kinds) or 'none'}; it must be {allowed}")
     largest = max(vocab.values())
     if largest > 2 * len(vocab) + MAX_GAP:  # the table of ids must not be much larger than the file
         raise UserError(f"tokenizer.json has {len(vocab):,} tokens, but an id of {largest:,}")
@@ -116,7 +126,7 @@ def _token_bytes(hf, values: dict) -> tuple[list[bytes], bool]:
     unknown = getattr(hf.model, "unk_token", None)
     if unknown in vocab:
         table[vocab[unknown]] = b""
-    return table, byte_level
+    return table, kinds
 
 
 def _byte_characters() -> dict[int, str]:
@@ -170,7 +180,8 @@ def _is_lossless(step: dict) -> bool:
 
 
 def gpt2_tokenizer(vocabulary: epath.Path, special: SpecialTokens) -> str:
-    """The tokenizer.json for GPT-2's two files, which share a prefix: [gpt2_]encoder.json and [gpt2_]vocab.bpe.
+    """The tokenizer.json for GPT-2's two files, which share a prefix: [gpt2_]encoder.json and [gpt2_]vocab.bpe. RoBERTa has
+    such files too, with other special tokens, which are around each text.
 
     Raises UserError for other models with such files (Qwen, Phi): they split words differently or have more tokens.
     """
@@ -179,7 +190,7 @@ def gpt2_tokenizer(vocabulary: epath.Path, special: SpecialTokens) -> str:
 
     merges = _merges_file(vocabulary)
     added = vocabulary.with_name("added_tokens.json")
-    is_gpt2 = special.kind in ("", "GPT2Tokenizer")
+    is_gpt2 = special.kind in ("", "GPT2Tokenizer", *_ROBERTA)
     if not is_gpt2 or added.is_file():
         kind = f"GPT-2's with {added.name}" if is_gpt2 else f"a {special.kind}"
         raise UserError(
@@ -189,12 +200,29 @@ def gpt2_tokenizer(vocabulary: epath.Path, special: SpecialTokens) -> str:
     hf.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     _require_words_of_gpt2(hf, merges)
     hf.decoder = decoders.ByteLevel()
+    if special.kind in _ROBERTA or not special.kind and hf.token_to_id(MASK) is not None:
+        return _roberta(hf)
     ids = {name: hf.token_to_id(name) for name in (END_OF_TEXT, special.begin, special.end)}
     ids = {name: i for name, i in ids.items() if i is not None}
     hf.add_special_tokens(list(ids))
     if special.adds_begin and special.begin in ids:  # OPT's texts start with </s>
         pieces = [(special.begin, ids[special.begin])]
         hf.post_processor = processors.TemplateProcessing(single=f"{special.begin} $A", special_tokens=pieces)
+    return hf.to_str()
+
+
+def _roberta(hf) -> str:
+    """The tokenizer.json with RoBERTa's special tokens. Raises ValueError if the vocabulary has not all of them."""
+    from tokenizers import AddedToken, processors
+
+    names = ("<s>", "<pad>", "</s>", "<unk>")
+    ids = {name: hf.token_to_id(name) for name in (*names, MASK)}
+    if missing := [name for name, number in ids.items() if number is None]:
+        raise ValueError(f"it has no {missing[0]}, which RoBERTa's vocabularies have")
+    hf.add_special_tokens([*names, AddedToken(MASK, lstrip=True)])
+    pieces = [(name, ids[name]) for name in ("<s>", "</s>")]
+    pair = "<s> $A </s> </s> $B </s>"
+    hf.post_processor = processors.TemplateProcessing(single="<s> $A </s>", pair=pair, special_tokens=pieces)
     return hf.to_str()
 
 

@@ -12,14 +12,16 @@ from xfresearch.data.tokenizers.base import ByteTokenizer, Tokenizer
 from xfresearch.data.tokenizers.hugging_face import HuggingFaceTokenizer, gpt2_tokenizer
 from xfresearch.data.tokenizers.llama2c import Llama2cTokenizer
 from xfresearch.data.tokenizers.sentence_piece import SentencePieceTokenizer
+from xfresearch.data.tokenizers.word_piece import VOCABULARY, bert_tokenizer
 from xfresearch.runtime.errors import UserError, nearest
 from xfresearch.runtime.files import exists, files_in, inside, is_directory, read_bytes, require_no_dangling_link
 from xfresearch.runtime.formats import refused, sniff
 
-_FILES = ("bytes.json", "tokenizer.json", "tokenizer.model", "vocab.json", "encoder.json", "llama2c.bin")
+_FILES = ("bytes.json", "tokenizer.json", "tokenizer.model", "vocab.json", "encoder.json", "llama2c.bin", VOCABULARY)
 # Damaged files are of any of these kinds; the libraries say what is wrong with them.
 _KINDS = ("tokenizer.json", "sentencepiece", "tokens", "binary", "text", "json object", "json array", "json lines")
-TOKENIZERS = "a tokenizer must be a tokenizer.json, GPT-2's two files, a SentencePiece .model or a llama2.c .bin"
+_OTHERS = "GPT-2's two files, BERT's vocab.txt, a SentencePiece .model or a llama2.c .bin"
+TOKENIZERS = f"a tokenizer must be a tokenizer.json, {_OTHERS}"
 
 
 def vocab_size(data: DataConfig, tokenizer: Tokenizer | None = None) -> int:
@@ -42,7 +44,8 @@ def tokenizer_for(data: DataConfig) -> Tokenizer:
 
 
 def load_tokenizer(path) -> Tokenizer:
-    """The tokenizer in a file: tokenizer.json, one of GPT-2's two files, a SentencePiece .model or a llama2.c .bin.
+    """The tokenizer in a file: tokenizer.json, one of GPT-2's two files, BERT's vocab.txt, a SentencePiece .model or a
+    llama2.c .bin.
 
     In a directory, such as `Tokenizer.save` writes, the settings files next to it define which tokens begin and end a
     text (special_tokens.py). Raises UserError if there is no tokenizer or it cannot be read.
@@ -104,6 +107,8 @@ def _load(file: epath.Path, kind: str, special: special_tokens.SpecialTokens) ->
         return SentencePieceTokenizer(read_bytes(file), special)
     if file.suffix == ".bin":
         return Llama2cTokenizer(read_bytes(file))
+    if file.name == VOCABULARY:
+        return HuggingFaceTokenizer(bert_tokenizer(file, special), special)
     content = read_bytes(file).decode()
     values = json.loads(content)
     if values == {"kind": "bytes"}:

@@ -51,7 +51,7 @@ from xfresearch.models.feed_forwards.dispatch import by_choice, by_expert, by_sl
 from xfresearch.models.feed_forwards.experts import TAPS, Experts, shared_place, slots
 from xfresearch.models.linear import Linear, Shape
 from xfresearch.models.parameters import parameter
-from xfresearch.models.place import Place
+from xfresearch.models.place import Place, Rows
 from xfresearch.models.sublayer import Memory, MemoryPart, SublayerConfig, SublayerModule, Traffic, reads
 from xfresearch.runtime.errors import require
 from xfresearch.sharding.devices import platform
@@ -308,7 +308,7 @@ class MixtureOfExperts(SublayerModule):
         return Traffic(routed=place.options.moe.top_k * place.input_width)
 
     @staticmethod
-    def kernel(place: Place, length: int, segments: bool, execution, mesh) -> Choice[str]:
+    def kernel(place: Place, length: int, rows: Rows, execution, mesh) -> Choice[str]:
         moe = place.options.moe
         requested = execution.expert_kernel
         if moe.routing == "expert_choice" or moe.capacity and mesh is not None:

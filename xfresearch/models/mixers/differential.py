@@ -32,7 +32,7 @@ from xfresearch.models.mixers.softmax.options import RopeConfig
 from xfresearch.models.mixers.softmax.rope import rotate
 from xfresearch.models.norms import Norm, NormSpec
 from xfresearch.models.parameters import parameter, times
-from xfresearch.models.place import Place
+from xfresearch.models.place import Place, Rows
 from xfresearch.models.sublayer import SublayerConfig, SublayerModule, Traffic
 from xfresearch.runtime.errors import require
 
@@ -65,6 +65,10 @@ class DifferentialConfig(SublayerConfig):
     @property
     def random(self) -> bool:
         return self.dropout > 0
+
+    @property
+    def without_prefix(self) -> str:
+        return "window counts past tokens" if self.window else ""
 
     def resolved(self, place: Place, key: str) -> "DifferentialConfig":
         a = self
@@ -103,19 +107,19 @@ class DifferentialAttention(SublayerModule):
         q_BLHK = ctx.shard(ctx.tap("query", self._rotated("query", self.query(x_BLD, ctx), ctx)), "BLHK")
         k_BLGK = ctx.shard(ctx.tap("key", self._rotated("key", self.key(x_BLD, ctx), ctx)), "BLGK")
         v_BLGV = ctx.shard(ctx.tap("value", self.value(x_BLD, ctx)), "BLGK")
-        k_segments_BS = ctx.segments_BL
+        of_keys = {"k_segments_BS": ctx.segments_BL, "k_prefix_BS": ctx.prefix_BL}
         if cache is not None:
             new = k_BLGK, v_BLGV
             cache = key_values.extended(cache, *new, ctx.cache_index)
             k_BLGK, v_BLGV = key_values.read(cache, *new)
-            k_segments_BS = ctx.cache_segments_BS
+            of_keys = {"k_segments_BS": ctx.cache_segments_BS, "k_prefix_BS": ctx.cache_prefix_BS}
         tapped = ctx.wants("weights")  # only the plain kernel holds the weights of all keys
         maps_BLHV = attention(  # 2 H query heads, 2 G key heads and G value heads
             q_BLHK,
             k_BLGK,
             v_BLGV,
             q_segments_BL=ctx.segments_BL,
-            k_segments_BS=k_segments_BS,
+            **of_keys,
             q_offset=ctx.cache_index,
             mask=self.mask,
             dropout_rate=a.dropout if ctx.key is not None else 0.0,
@@ -173,7 +177,7 @@ class DifferentialAttention(SublayerModule):
         return Traffic(context=4 * place.options.kv_heads * place.options.head_size)
 
     @staticmethod
-    def kernel(place: Place, length: int, segments: bool, execution, mesh):
+    def kernel(place: Place, length: int, rows: Rows, execution, mesh):
         a = place.options
 
         def shape(*sizes):
@@ -182,8 +186,9 @@ class DifferentialAttention(SublayerModule):
         q = shape(2 * a.heads, a.head_size)
         k = shape(2 * a.kv_heads, a.head_size)
         v = shape(a.kv_heads, 2 * a.head_size)
-        ids = (shape(), shape()) if segments else None
-        call = describe(q, k, v, None, ids, 0, _mask(place), alterations(dropout=a.dropout), mesh)
+        ids = (shape(), shape()) if rows.segments else None
+        altered = alterations(dropout=a.dropout, prefixes=rows.prefixes)
+        call = describe(q, k, v, None, ids, 0, _mask(place), altered, mesh)
         return choose_attention(call, execution.attention_kernel)
 
 

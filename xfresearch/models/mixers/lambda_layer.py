@@ -66,6 +66,10 @@ class LambdaConfig(SublayerConfig):
     def norm_kinds(self) -> tuple[str, ...]:
         return (self.lambdas.norm,)
 
+    @property
+    def without_prefix(self) -> str:
+        return "kind='lambda' is causal"
+
     def resolved(self, place: Place, key: str) -> "LambdaConfig":
         allowed = f"a divisor of model.width={place.width}: each head has width / heads values"
         require(place.width % self.heads == 0, f"{key}.heads", self.heads, allowed)

@@ -19,7 +19,7 @@ from xfresearch.models.mixers.softmax.config import HEAD_OPTIONS, SoftmaxConfig,
 from xfresearch.models.mixers.softmax.options import RopeConfig
 from xfresearch.models.mixers.softmax.projections import head_sizes
 from xfresearch.models.parameters import parameter, times
-from xfresearch.models.place import Place
+from xfresearch.models.place import Place, Rows
 from xfresearch.models.stream import Carried
 from xfresearch.models.sublayer import SublayerConfig
 
@@ -98,5 +98,5 @@ class ValueResidualAttention(Attention):
         return Attention.traffic(as_softmax(place))
 
     @staticmethod
-    def kernel(place: Place, length: int, segments: bool, execution, mesh):
-        return Attention.kernel(as_softmax(place), length, segments, execution, mesh)
+    def kernel(place: Place, length: int, rows: Rows, execution, mesh):
+        return Attention.kernel(as_softmax(place), length, rows, execution, mesh)

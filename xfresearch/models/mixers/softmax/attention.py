@@ -56,7 +56,7 @@ from xfresearch.models.mixers.softmax.projections import (
 )
 from xfresearch.models.mixers.softmax.rope import rotate
 from xfresearch.models.parameters import parameter
-from xfresearch.models.place import Place
+from xfresearch.models.place import Place, Rows
 from xfresearch.models.sublayer import Memory, SublayerModule, Traffic, reads
 from xfresearch.runtime.errors import UserError
 
@@ -140,12 +140,12 @@ class Attention(SublayerModule):
         a = self.options
         memory = self.slots(p.q_BLHK.dtype) if cache is None else cache.get("memory")
         k_BSGK, v_BSGV = p.k_BLGK, p.v_BLGV
-        k_segments_BS = ctx.segments_BL
+        of_keys = {"k_segments_BS": ctx.segments_BL, "k_prefix_BS": ctx.prefix_BL}
         if cache is not None:
             _require_both(cache, ctx)
             cache = key_values.extended(cache, p.k_BLGK, p.v_BLGV, ctx.cache_index)
             k_BSGK, v_BSGV = key_values.read(cache, p.k_BLGK, p.v_BLGV)
-            k_segments_BS = ctx.cache_segments_BS
+            of_keys = {"k_segments_BS": ctx.cache_segments_BS, "k_prefix_BS": ctx.cache_prefix_BS}
         mask = self._mask(ctx)
         o_BLHV = self.weighed(
             p,
@@ -154,7 +154,7 @@ class Attention(SublayerModule):
             memory,
             ctx,
             q_segments_BL=ctx.segments_BL,
-            k_segments_BS=k_segments_BS,
+            **of_keys,
             q_offset=ctx.cache_index,
             mask=mask,
             bias=logit_bias(a, ctx, mask, self.span),
@@ -264,8 +264,8 @@ class Attention(SublayerModule):
         return Traffic(context=sizes.key_heads * sizes.qk + sizes.value_heads * sizes.v)
 
     @staticmethod
-    def kernel(place: Place, length: int, segments: bool, execution, mesh):
-        return choose_attention(training_call(place, length, segments, mesh), execution.attention_kernel)
+    def kernel(place: Place, length: int, rows: Rows, execution, mesh):
+        return choose_attention(training_call(place, length, rows, mesh), execution.attention_kernel)
 
 
 class ShapingGains(nnx.Module):
@@ -323,7 +323,7 @@ def cache_shapes(a: SoftmaxConfig, sizes) -> dict[str, tuple[int, int]]:
     return {"key": (sizes.key_heads, sizes.qk)} | value
 
 
-def training_call(place: Place, length: int, segments: bool, mesh=None):
+def training_call(place: Place, length: int, rows: Rows, mesh=None):
     """Describes the call of kernels/attention.py in training on sequences of `length` tokens."""
     a = place.options
     sizes = sizes_at(place)
@@ -338,7 +338,8 @@ def training_call(place: Place, length: int, segments: bool, mesh=None):
     slots = count, slot_heads(a) if softmax_slots(a) else sizes.key_heads
     memory = (shape(*slots, sizes.qk), shape(*slots, sizes.v)) if count else None
     biases = a.position in ("alibi", "t5", "relative_key") or a.span == "adaptive"
-    altered = alterations(biases=biases, shaping=a.shaping != "none", dropout=a.dropout, softcap=a.softcap)
+    features = {"shaping": a.shaping != "none", "dropout": a.dropout, "softcap": a.softcap, "prefixes": rows.prefixes}
+    altered = alterations(biases=biases, **features)
     ids = shape(1, length)
-    documents = (ids, ids) if segments else None
+    documents = (ids, ids) if rows.segments else None
     return describe(q, k, v, memory, documents, 0, mask(place), altered, mesh, sink=a.sink == "learned")

@@ -23,6 +23,9 @@ from xfresearch.runtime.errors import require
 A = TypeVar("A", bound="Attending")
 
 
+PAST = {"sees_itself": True, "window": 0, "span": "full"}  # values of options that otherwise count past tokens
+
+
 @dataclass(frozen=True)
 class Kind(SublayerConfig):
     kind: str = option("softmax", "kind of mixer")
@@ -98,6 +101,15 @@ class Attending(OutputOptions, MemoryOptions, WeightOptions, ProjectOptions, Kin
 
 @dataclass(frozen=True)
 class SoftmaxConfig(AttendOptions, PositionOptions, Attending):
+    @property
+    def without_prefix(self) -> str:
+        for name, value in PAST.items():
+            if getattr(self, name) != value:
+                return f"{name}={getattr(self, name)!r} counts past tokens"
+        if self.position in ("t5", "relative_key"):
+            return f"position={self.position!r} is of distances to past tokens"
+        return ""
+
     def resolved(self, place: Place, key: str) -> "SoftmaxConfig":
         a = self.projected(place, key)
         _check_positions(a, place.width, key)
@@ -198,7 +210,7 @@ def _check_shaping(a: SoftmaxConfig, key: str) -> None:
 
 def _check_reach(a: SoftmaxConfig, place: Place, key: str) -> None:
     """Raises UserError for options that count past tokens in a model that is not causal, or without a known length."""
-    for name, value in {"sees_itself": True, "window": 0, "span": "full"}.items():
+    for name, value in PAST.items():
         given = getattr(a, name)
         allowed = f"{value!r} with model.causal=False: it counts past tokens"
         require(place.causal or given == value, f"{key}.{name}", given, allowed)

@@ -25,7 +25,7 @@ from xfresearch.models.mixers import key_values
 from xfresearch.models.mixers.softmax.attention import Attention, Projected, cache_shapes, parts_costs
 from xfresearch.models.mixers.softmax.config import HEAD_OPTIONS, Attending, heads_in_words
 from xfresearch.models.mixers.softmax.options import MemoryOptions, OutputOptions, ProjectOptions, WeightOptions
-from xfresearch.models.place import Place
+from xfresearch.models.place import Place, Rows
 from xfresearch.models.sublayer import reads
 from xfresearch.runtime.errors import require
 
@@ -108,7 +108,7 @@ class CrossAttention(Attention):
         return total
 
     @staticmethod
-    def kernel(place: Place, length: int, segments: bool, execution, mesh):
+    def kernel(place: Place, length: int, rows: Rows, execution, mesh):
         return None
 
 
