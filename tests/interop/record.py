@@ -8,7 +8,7 @@ the recording, the default test suite compares with `transformers` without PyTor
 that the recording is current.
 
 Recorded on 2026-11-21 with torch 2.15.0, transformers 5.23.0; `trained` on 2026-11-22 with torch 2.13.0; the families after
-Mixtral on 2026-11-27 with torch 2.13.0, transformers 5.24.0.
+Mixtral on 2026-11-27, and those of masked tokens on 2026-11-28, with torch 2.13.0, transformers 5.24.0.
 """
 
 import shutil
@@ -50,6 +50,15 @@ MODELS = {
     "gpt_oss": ("GptOssConfig", {
         **SMALL, "num_local_experts": 5, "num_experts_per_tok": 2, "sliding_window": 5, "rope_parameters": YARN}),
 }  # fmt: skip
+SMALL_BERT = {
+    **{"vocab_size": 47, "hidden_size": 18, "intermediate_size": 27, "num_hidden_layers": 2, "num_attention_heads": 3},
+    **{"max_position_embeddings": 32, "hidden_act": "gelu_new"},
+}
+# Models that predict masked tokens.
+MASKED = {
+    "bert": ("BertConfig", SMALL_BERT),
+    "roberta": ("RobertaConfig", SMALL_BERT | {"type_vocab_size": 1, "layer_norm_eps": 1e-5}),
+}
 LENGTH = 15
 PROMPT = 7
 CONTINUATION = 12
@@ -84,6 +93,18 @@ def outputs(name: str, folder: Path) -> dict[str, np.ndarray]:
     return arrays
 
 
+def masked_outputs(name: str, folder: Path) -> dict[str, np.ndarray]:
+    """The logits of `transformers` for rows of different lengths, with the types of their tokens."""
+    from tests.parity import hf_torch
+
+    rng, types = np.random.default_rng(len(name)), MASKED[name][1].get("type_vocab_size", 2)
+    padding = 1 if name == "roberta" else 0
+    segments_BL = (np.arange(LENGTH) < np.array([[LENGTH], [LENGTH - 4]])).astype(np.int64)
+    tokens_BL = np.where(segments_BL, rng.integers(3, SMALL_BERT["vocab_size"], (2, LENGTH)), padding)
+    inputs = {"tokens": tokens_BL, "segments": segments_BL, "types": rng.integers(0, types, (2, LENGTH))}
+    return inputs | {"logits": hf_torch.logits_of_padded(folder, *inputs.values(), "float32")}
+
+
 def batches(name: str) -> np.ndarray:
     """Tokens [STEPS, B, LENGTH + 1]: inputs and, shifted by one, targets."""
     _, rows = TRAINED[name]
@@ -109,13 +130,14 @@ def main() -> None:
 
     from tests.parity import hf_torch
 
-    names = sys.argv[1:] or [*MODELS, *TRAINED]
+    names = sys.argv[1:] or [*MODELS, *MASKED, *TRAINED]
     for name in names:
         shutil.rmtree(RECORDED / ("trained" if name in TRAINED else "") / name, ignore_errors=True)
-    for name in (name for name in MODELS if name in names):
-        kind, arguments = MODELS[name]
+    for name in (name for name in MODELS | MASKED if name in names):
+        kind, arguments = (MODELS | MASKED)[name]
         hf_torch.write_random(getattr(transformers, kind)(**arguments), RECORDED / name, seed=SEED)
-        save_file(outputs(name, RECORDED / name), RECORDED / f"{name}.safetensors")
+        recorded = (outputs if name in MODELS else masked_outputs)(name, RECORDED / name)
+        save_file(recorded, RECORDED / f"{name}.safetensors")
     for name in (name for name in TRAINED if name in names):
         train(name, RECORDED / "trained" / name)
 

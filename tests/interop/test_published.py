@@ -3,13 +3,13 @@
 import pytest
 
 import xfresearch as xf
-from tests.interop import published_2025, published_seq2seq
+from tests.interop import published_2025, published_masked, published_seq2seq
 from xfresearch.interop.config_json import read_model, write_config
 from xfresearch.interop.differences import differences
 from xfresearch.interop.exporting import choose
 from xfresearch.interop.families import FAMILIES, get_family
 
-PUBLISHED = published_2025.PUBLISHED | published_seq2seq.PUBLISHED
+PUBLISHED = published_2025.PUBLISHED | published_seq2seq.PUBLISHED | published_masked.PUBLISHED
 CASES = [pytest.param(*case, id=name) for name, case in PUBLISHED.items()]
 
 

@@ -309,6 +309,27 @@ def gpt_oss(draw: Draw):
     return GptOssConfig(**sizes, **more, layer_types=layer_types(draw, sizes["num_hidden_layers"]))
 
 
+def bert(draw: Draw):
+    from transformers import BertConfig
+
+    return BertConfig(**bert_like(draw, draw.pick(1, 2, 3), POSITIONS))
+
+
+def roberta(draw: Draw):
+    """Two rows of the position table are before the first position."""
+    from transformers import RobertaConfig
+
+    return RobertaConfig(**bert_like(draw, draw.pick(1, 2), POSITIONS + 2) | {"pad_token_id": 1})
+
+
+def bert_like(draw: Draw, types: int, rows: int) -> dict:
+    """Options of models that predict masked tokens. Their output matrix is tied."""
+    sizes = {**common(draw), **heads(draw, grouped=False), "intermediate_size": draw.size(31, 75)}
+    more = {"hidden_act": draw.pick("gelu", "gelu_new", "relu", "silu"), "layer_norm_eps": draw.pick(1e-12, 1e-5, 1e-3)}
+    return {**sizes, **more, "type_vocab_size": types, "max_position_embeddings": rows, "tie_word_embeddings": True}
+
+
+MASKED = {"bert": bert, "roberta": roberta}  # models that predict masked tokens
 DRAWS = {
     draw.__name__: draw
     for draw in (

@@ -6,8 +6,9 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch.overrides import TorchFunctionMode
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM, AutoModelForSeq2SeqLM
 
+MASKED = ("bert", "roberta")  # values of model_type whose models predict masked tokens
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
 
 
@@ -60,6 +61,8 @@ def write_random(config, folder: Path, seed: int, dtype: str = "float32", change
 
 def auto_class(config):
     """The class that reads a model of `config`."""
+    if config.model_type in MASKED:
+        return AutoModelForMaskedLM
     return AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
 
 
@@ -80,8 +83,18 @@ def read(folder: Path, dtype: str):
 
 def logits(folder: Path, tokens_BL, dtype: str) -> np.ndarray:
     with torch.no_grad(), precision(dtype):
-        logits_BLV = read(folder, dtype)(torch.from_numpy(tokens_BL), use_cache=False).logits
+        model = read(folder, dtype)
+        cached = {} if model.config.model_type in MASKED else {"use_cache": False}
+        logits_BLV = model(torch.from_numpy(tokens_BL), **cached).logits
     return (logits_BLV.float() if dtype == "bfloat16" else logits_BLV).numpy()  # NumPy has no bfloat16
+
+
+def logits_of_padded(folder: Path, tokens_BL, segments_BL, types_BL, dtype: str) -> np.ndarray:
+    """Logits of rows of which the tokens with segment 0 are padding; those of padding are 0."""
+    tokens_BL, segments_BL, types_BL = map(torch.from_numpy, (tokens_BL, segments_BL, types_BL))
+    with torch.no_grad(), precision(dtype):
+        out = read(folder, dtype)(tokens_BL, attention_mask=segments_BL, token_type_ids=types_BL)
+    return (out.logits * segments_BL[..., None]).numpy()
 
 
 def greedy(folder: Path, tokens_BL, count: int, dtype: str) -> np.ndarray:

@@ -15,7 +15,7 @@ transformers = pytest.importorskip("transformers", reason=MISSING.format("transf
 
 import xfresearch as xf  # noqa: E402
 from tests.parity import hf_torch  # noqa: E402
-from tests.parity.hf_draws import DRAWS, LENGTH, Draw  # noqa: E402
+from tests.parity.hf_draws import DRAWS, LENGTH, MASKED, Draw  # noqa: E402
 
 pytestmark = pytest.mark.parity
 
@@ -52,12 +52,12 @@ def others(value) -> list:
     return [None] if isinstance(value, dict) else [1, 0.5, True]
 
 
-@pytest.mark.parametrize("name", DRAWS)
+@pytest.mark.parametrize("name", [*DRAWS, *MASKED])
 def test_a_changed_key_is_obeyed_or_refused(name, tmp_path):
     folder = tmp_path / "model"
-    hf_torch.write_random(DRAWS[name](Draw(1)), folder, seed=1, dtype="float32")
+    hf_torch.write_random((DRAWS | MASKED)[name](Draw(1)), folder, seed=1, dtype="float32")
     config = json.loads((folder / "config.json").read_text())
-    tokens_BL = np.random.default_rng(1).integers(0, config["vocab_size"], (1, LENGTH))
+    tokens_BL = np.random.default_rng(1).integers(2, config["vocab_size"], (1, LENGTH))  # 1 is RoBERTa's padding
     wrong, compared = [], 0
     for what, changed in changes_of(config).items():
         (folder / "config.json").write_text(json.dumps(changed))

@@ -5,7 +5,7 @@ Parameters are counted on the meta device, which allocates no memory.
 
 import pytest
 
-from tests.interop import published_2025, published_seq2seq
+from tests.interop import published_2025, published_masked, published_seq2seq
 from tests.interop.test_reading import WINDOWS, changed
 from tests.parity.weights import MISSING
 
@@ -15,7 +15,7 @@ transformers = pytest.importorskip("transformers", reason=MISSING.format("transf
 from tests.parity.hf_torch import auto_class  # noqa: E402
 
 pytestmark = pytest.mark.parity
-PUBLISHED = published_2025.PUBLISHED | published_seq2seq.PUBLISHED
+PUBLISHED = published_2025.PUBLISHED | published_seq2seq.PUBLISHED | published_masked.PUBLISHED
 
 
 @pytest.mark.parametrize("config, count", [pytest.param(*case, id=name) for name, case in PUBLISHED.items()])

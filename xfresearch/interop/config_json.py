@@ -46,7 +46,7 @@ def _check_supported(family: Family, config: dict) -> None:
         given = config.get(key)
         if given is not None and given != value:
             raise Unsupported(f"config.json: {key}={given!r} is not allowed: it must be {value!r} for {family.name}")
-    causal = config.get("is_causal", True)
+    causal = config.get("is_causal", True) if family.fixed.get("causal", True) else True
     if causal is not True:  # with null, too, `transformers` lets every position see all others
         raise Unsupported(f"config.json: is_causal={causal!r} is not allowed: it must be True, or missing")
     quantized = config.get("quantization_config")

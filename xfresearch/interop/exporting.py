@@ -58,7 +58,7 @@ def _config(family: Family, lm, dtype: str, source: Source) -> dict:
     written = write_config(family, lm.config)
     config = source.config | written | {name: dtype}
     if not source.config or _tokenizer_changed(lm.tokenizer, source):
-        config |= _special_ids(lm)
+        config |= {key: value for key, value in _special_ids(lm).items() if key not in family.needs}
     replaced = {key.alias for key in family.keys}
     # RoPE is written as rope_theta and rope_scaling, which every release reads, where they can express it.
     replaced |= {"rope_parameters"} - written.keys()

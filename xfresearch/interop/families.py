@@ -2,6 +2,7 @@
 
 from xfresearch.interop import (
     bart,
+    bert,
     gemma,
     gemma2,
     gemma3,
@@ -23,6 +24,7 @@ from xfresearch.interop import (
     qwen2,
     qwen3,
     qwen3_moe,
+    roberta,
     t5,
 )
 from xfresearch.interop.family import Family, Unsupported
@@ -53,6 +55,8 @@ MODULES = (
     gpt_oss,
     t5,
     bart,
+    bert,
+    roberta,
 )
 FAMILIES = {module.FAMILY.name: module.FAMILY for module in MODULES}
 

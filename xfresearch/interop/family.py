@@ -215,6 +215,15 @@ class Family:
     zeros: Mapping[str, Callable[[ModelConfig], tuple[int, ...]]] = field(default_factory=dict)
     ignored: tuple[str, ...] = ()  # name patterns of tensors that are not parameters (tables that the library computes)
     prefix: str = ""  # of most tensor names; some folders omit it
+    same_tensors: Mapping[str, str] = field(default_factory=dict)  # {a copy, in some folders: the tensor that it equals}
+    left_out: Mapping[str, str] = field(default_factory=dict)  # {pattern of names of tensors that are left out: their part}
+    old_names: Mapping[str, str] = field(default_factory=dict)  # {end of a tensor's name in older folders: the present one}
+
+    def present_name(self, name: str) -> str:
+        """The name of a tensor in present folders."""
+        for old, new in self.old_names.items():
+            name = name.removesuffix(old) + new if name.endswith(old) else name
+        return name
 
     @property
     def two_stacks(self) -> bool:

@@ -4,6 +4,7 @@ Each tensor is read once, by itself, and the shards of this host's devices are c
 have the sharded layout. Peak memory is the host's shards of the model plus one tensor.
 """
 
+import re
 import sys
 from collections.abc import Set
 from dataclasses import replace
@@ -13,7 +14,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from xfresearch.config.objectives import Seq2Seq
+from xfresearch.config.objectives import Masked, Seq2Seq
 from xfresearch.config.options import DataConfig
 from xfresearch.data.tokenizers import Tokenizer, has_tokenizer, load_tokenizer
 from xfresearch.interop import folder as folders
@@ -70,8 +71,8 @@ def load(folder: Path, mesh=None, dtype: str = "", allow_nonfinite: bool = False
     params, bare = read_params(folder, header, abstract_params(model, mesh), allow_nonfinite)
     tokenizer = read_tokenizer(folder)
     data = DataConfig(tokenizer=str(folder)) if tokenizer else DataConfig()
-    if model.encoder:
-        data = replace(data, objective=Seq2Seq())
+    if model.encoder or not model.causal:
+        data = replace(data, objective=Seq2Seq() if model.encoder else Masked())
     run = Config(model=model, sequence_length=model.max_length, source_length=model.source_length, data=data)
     other_dtypes = {name: tensor.dtype for name, tensor in header.stored.items() if tensor.dtype != header.dtype}
     digest = tokenizer.digest if tokenizer else ""
@@ -86,7 +87,7 @@ def read_header(folder: Path) -> Header:
     config = folders.read_config(folder)
     try:
         family = family_of(config)
-        stored = folders.stored_tensors(folder)
+        stored = {family.present_name(name): tensor for name, tensor in folders.stored_tensors(folder).items()}
         dtype = folders.common_dtype(stored)
         check_counts(family, config, len(stored))
         warn_of_unread(config, family.reads)
@@ -134,6 +135,7 @@ def read_params(folder: Path, header: Header, abstract: dict, allow_nonfinite: b
     if bare:
         expected = {name.removeprefix(family.prefix): mapping for name, mapping in expected.items()}
     check(folder, family, model, leaves.keys(), expected, stored)
+    say_left_out(folder, family, stored)
     shards = {path: Shards(leaf) for path, leaf in leaves.items()}
     total = sum(stored[name].bytes for name in expected)
     with progress_bar(desc="import", total=total, unit="B", unit_scale=True, disable=None, leave=False) as bar:
@@ -170,7 +172,8 @@ def check(
         raise UserError(
             f"{folder}: tensor {missing[0]} is missing{more}{nearest(missing[0], stored.keys() - expected)}"
         )
-    known = {*expected, *_copies(folder, family, model, expected, stored), *family.zeros}
+    copies = _copies(folder, family, model, expected, stored) | _same(folder, family, stored)
+    known = {*expected, *copies, *family.zeros}
     extra = [name for name in stored if name not in known and not is_ignored(family, name)]
     if extra:
         more = f" (and {len(extra) - 1} more)" if extra[1:] else ""
@@ -182,6 +185,14 @@ def check(
         if stored[name].shape != mapping.shape:
             shapes = f"{list(stored[name].shape)}: config.json requires {list(mapping.shape)}"
             raise UserError(f"{folder}: tensor {name} has shape {shapes}")
+
+
+def say_left_out(folder: Path, family: Family, stored: dict) -> None:
+    """Prints a warning for each part of the folder that is left out."""
+    for pattern, what in family.left_out.items():
+        names = [name for name in stored if re.fullmatch(pattern, name)]
+        if names:
+            print(f"warning: {folder}: {what} is left out: {', '.join(sorted(names))}", file=sys.stderr)
 
 
 def check_finite(stored: StoredTensor, tensor: np.ndarray, allowed: bool) -> None:
@@ -208,6 +219,14 @@ def _copies(folder: Path, family: Family, model: ModelConfig, expected: dict[str
             why = tied if name in heads else "a stack with a table of its own is not supported"
             raise UserError(f"{folder}: tensors {name} and {embedding} differ: {why}")
     return heads | tables
+
+
+def _same(folder: Path, family: Family, stored: dict) -> set[str]:
+    """Names of tensors that are copies of other ones. Raises UserError if a copy differs."""
+    for copied, name in family.same_tensors.items():
+        if {copied, name} <= stored.keys() and not stored[copied].equals(stored[name]):
+            raise UserError(f"{folder}: tensors {copied} and {name} differ: {family.name} has one of them")
+    return {copied for copied, name in family.same_tensors.items() if name in stored}
 
 
 def fill(shards: dict[str, "Shards"], mapping: TensorMapping, tensor: np.ndarray) -> None:

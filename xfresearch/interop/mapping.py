@@ -84,4 +84,4 @@ def _experts(block) -> int:
 
 
 def is_ignored(family: Family, name: str) -> bool:
-    return any(re.fullmatch(pattern, name) for pattern in family.ignored)
+    return any(re.fullmatch(pattern, name) for pattern in (*family.ignored, *family.left_out))

@@ -13,7 +13,7 @@ FILES = "huggingface"  # next to FILE: the folder's other files (NAMES)
 # The files that belong to a model: tokenizers, chat templates, sampling settings. Others may be anything.
 NAMES: tuple[str, ...] = ("bytes.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
 NAMES += ("added_tokens.json",)
-NAMES += ("vocab.json", "merges.txt", "encoder.json", "vocab.bpe", "chat_template.jinja", "chat_template.json")
+NAMES += ("vocab.json", "merges.txt", "vocab.txt", "encoder.json", "vocab.bpe", "chat_template.jinja", "chat_template.json")
 NAMES += ("generation_config.json", "preprocessor_config.json", "processor_config.json")
 RECORD = {"config": dict, "dtype": str, "dtypes": {ANY: str}, "bare": bool, "tokenizer": str}
 
