@@ -52,7 +52,7 @@ With 16 heads these products are 16 times as large: the pair is the cheaper form
 decode with. The ratio is the speed relative to the model before, the median over rounds that alternate between the models.
 
 """
-MODELS_TITLE = "## Memories and lens of two trained models\n\n"
+MODELS_TITLE = "# Memories and lens of two trained models\n\nWhat they are: [analyses](../../anatomy.md#memories).\n\n"
 APPLIES_TITLE = "# Which analysis applies to which config\n\n"
 FIGURES = {  # in docs/data/anatomy.json
     "triggers whose last token two others of their key have too": "shared",
@@ -244,9 +244,9 @@ def _listed(allowed: tuple) -> str:
     return f" ({', '.join(f'`{value}`' for value in allowed)})" if allowed else ""
 
 
-def anatomy() -> str:
-    """docs/anatomy.md with the figures of docs/data/anatomy.json."""
-    return f"{_before('anatomy.md', MODELS_TITLE)}{MODELS_TITLE}{_memories_and_lens()}"
+def memories() -> str:
+    """docs/data/tables/memories.md: the pictures and figures of docs/data/anatomy.json."""
+    return f"{MODELS_TITLE}{_memories_and_lens()}"
 
 
 def applies() -> str:
@@ -271,8 +271,8 @@ def _memories_and_lens() -> str:
         seconds = " and ".join(f"{row[kind]['seconds']:.0f} s" for kind in ("memories", "lens"))
         about = f"{name}: {row['memories']['about']}. Lens and loss are of {row['lens']['about'].rpartition('; ')[2]}."
         about += f" Memories and lens took {seconds}, {_where(row)} (`python -m docs.anatomy`)."
-        text += textwrap.fill(about, 125) + f"\n\n![Memories of {name}](anatomy/{name}_memories.png)\n\n"
-        text += f"![Most likely next token after each layer of {name}](anatomy/{name}_lens.svg)\n\n"
+        text += textwrap.fill(about, 125) + f"\n\n![Memories of {name}](../../anatomy/{name}_memories.png)\n\n"
+        text += f"![Most likely next token after each layer of {name}](../../anatomy/{name}_lens.svg)\n\n"
     columns = {name: row["memories"]["summary"] | row["lens"]["summary"] for name, row in written.items()}
     lines = [f"| figure | {' | '.join(columns)} |\n", "|---" * (len(columns) + 1) + "|\n"]
     for label, figure in FIGURES.items():
@@ -289,19 +289,9 @@ def _figure(values: dict, figure: str) -> str:
     return f"{value:.3f}, {chance[0]:.3f} by chance" if chance else f"{value:.3f} +- {half:.3f}"
 
 
-def where_is_a_fact() -> str:
-    """docs/questions/where_is_a_fact.md with the models and the trace of docs/data/facts.json."""
-    from docs.facts_page import models, sites
-
-    result, about = _facts()
-    text = _before("questions/where_is_a_fact.md", studies.MEASURED)
-    tables = f"### The models\n\n{models(result)}\n### The trace\n\n{sites(result)}"
-    return f"{text}{studies.MEASURED}{about}. [Scores of every edit](../data/tables/edits.md).\n\n{tables}"
-
-
 def edits() -> str:
-    """docs/data/tables/edits.md: scores of the edits of docs/data/facts.json."""
-    from docs.facts_page import alone, together
+    """docs/data/tables/edits.md: the models, the trace and the scores of the edits of docs/data/facts.json."""
+    from docs.facts_page import alone, models, sites, together
 
     result, about = _facts()
     about += (
@@ -309,7 +299,8 @@ def edits() -> str:
         "neighbourhood ([metrics](../../editing.md#what-is-measured)), and `said` is the share of requests after whose\n"
         "prompt the model generates the new object. [What they mean](../../questions/where_is_a_fact.md)."
     )
-    tables = f"## One edit at a time\n\n{alone(result)}\n## Many edits in one model\n\n{together(result)}"
+    traced = f"## The models\n\n{models(result)}\n## The trace\n\n{sites(result)}"
+    tables = f"{traced}\n## One edit at a time\n\n{alone(result)}\n## Many edits in one model\n\n{together(result)}"
     return f"# Edits of three models that know facts\n\n{about}\n\n{tables}"
 
 
@@ -346,12 +337,10 @@ PAGES = {
     "performance.md": performance,
     "scale.md": scale,
     "surgery.md": surgery,
-    "anatomy.md": anatomy,
-    "questions/where_is_a_fact.md": where_is_a_fact,
 }
 # Tables that pages link to, and that are too long to be read with them.
 PAGES |= {"data/tables/keys.md": keys, "data/tables/variants.md": variants, "data/tables/conversions.md": outcomes}
-PAGES |= {"data/tables/plans.md": every_plan, "data/tables/analyses.md": applies}
+PAGES |= {"data/tables/memories.md": memories, "data/tables/plans.md": every_plan, "data/tables/analyses.md": applies}
 PAGES |= {"data/tables/rooms.md": rooms.page, "data/tables/edits.md": edits, "data/tables/runs.md": of_studies}
 PAGES |= {"data/tables/measurements.md": measured.measurements, "data/tables/flags.md": kernel_tables.flags}
 PAGES |= {"data/tables/kernels.md": kernel_tables.defaults, "data/tables/converted.md": converted}
