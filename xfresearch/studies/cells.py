@@ -72,8 +72,8 @@ def tried(results: Results, cell: Cell) -> dict[float, list[float]]:
 
 
 class Choice(NamedTuple):
-    """Of the learning rate of a cell: the runs that can start now to make it, those that have ended, and the rate (None: not
-    known yet, or all diverged)."""
+    """The state of the choice of a cell's learning rate: the runs that can start now, those that have ended, and the rate
+    (None: not known yet, or all runs diverged)."""
 
     pending: list[Trial]
     tried: dict[float, list[float]]
@@ -120,8 +120,8 @@ class Ladder(NamedTuple):
         return rates.carried(known_T, weights_T, every, self.study.rates[1] / self.study.rates[0])
 
     def _left(self, results: Results, guess: float | None, pairs: Pairs) -> tuple[list[list[Trial]], list[Trial]]:
-        """The runs that can start now to choose rates, for each rung that tunes, and those that decide and are left. guess:
-        a rate where it is not known yet; None leaves such runs out."""
+        """For each rung that tunes, the runs that can start now to choose its rate; and the paired runs that are left.
+        guess: a rate for cells whose rate is not known yet; None leaves their runs out."""
         choices = {cell: self._choice(results, cell) for cell in tuned(self.study)}
         decide = []
         for cell in cells(self.study):
@@ -137,8 +137,8 @@ class Ladder(NamedTuple):
         return [*(trial for pending in tuning for trial in pending), *decide]
 
     def expected(self, results: Results, pairs: Pairs = None) -> list[Trial]:
-        """The runs that are left if no best rate lies at the edge of the grid and none of those beside it changes; with a
-        rate of the grid where it is not known yet."""
+        """The runs that are left if the choices of rates need no further runs: no best rate lies at the edge of the grid,
+        and none moves. A rate that is not known yet is taken from the grid."""
         study, trials = self.study, []
         tuning, decide = self._left(results, self.study.rates[len(self.study.rates) // 2], pairs)
         for pending in filter(None, tuning):

@@ -40,7 +40,7 @@ def check(study: Study, solved: Mapping[Cell, Matched]) -> None:
 
 
 def _require_machine(study: Study, config: Config) -> None:
-    """The design as it is kept has no options of the machine, so none of them may decide a result."""
+    """Raises UserError if an option of the machine decides a result: the stored design has no options of the machine."""
     decides = {leaf.path: leaf.decides for leaf in leaves(config)}
     for override in study.machine:
         kind = decides.get(override.partition("=")[0], "machine")
@@ -57,7 +57,7 @@ def _require_equal_cost(study: Study, solved: Mapping[Cell, Matched]) -> None:
 
 
 def _remedy(study: Study, arm: Matched) -> str:
-    """What makes the cost of an arm equal to the baseline's."""
+    """How the user can make the cost of an arm equal to the baseline's, in words."""
     if study.match == "tokens":
         return "give all arms as many updates, and batches of one size"
     if not arm.solved:

@@ -79,7 +79,7 @@ def _kept_design(folder) -> dict:
 
 
 def _changes_of_known(before: Mapping, now: Mapping) -> Iterator[tuple[str, object]]:
-    """(key, value) of options that were added to arms and sizes that the design had before."""
+    """(key, value) of the options that the new design adds to arms and sizes of the old one."""
     arms = before["arms"].keys() & now["arms"]
     known = {f"{size}/{arm}" for size in before["sizes"] for arm in arms}
     for kind, names in (("cells", known), ("solve_in", arms)):
@@ -154,7 +154,7 @@ def conduct(
         return sum(solved[trial.cell].config.steps for trial in trials)
 
     def show(progress: Stage) -> None:
-        """What has ended and what is expected now, also of other processes."""
+        """Shows the runs that have ended and the runs that are left, also those of other processes."""
         progress.update(steps(ended) - progress.done)
         progress.extend(steps(ended) + steps(left(ladder, ended)) - (progress.total or 0))
 
@@ -253,5 +253,5 @@ def write_report(ladder: Ladder, store: Store, solved: Mapping[Cell, Matched], e
 
 
 def _held_out_data(config: Config) -> str:
-    """What decides the frequencies of tokens, and the text on which they are measured."""
+    """A key of the options that decide the frequencies of tokens and the text on which they are measured."""
     return repr((config.data, config.evaluation, config.sequence_length, config.seed, config.model.vocab_size))

@@ -1,4 +1,4 @@
-"""The verdicts of a study: of each arm at each rung, of the ladder, and of what a difference does along it."""
+"""The verdicts of a study: of each arm at each rung, over the whole ladder, and on how the difference changes along it."""
 
 import math
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ BEYOND = 4.0  # times the parameters and tokens of the last rung, for the law
 
 
 class Found(NamedTuple):
-    """What a look found: intervals of each rung, of the mean over the ladder, and of changes along it."""
+    """The intervals of a look: of each rung, of the mean over the ladder, and of changes along it."""
 
     look: Look
     rungs: Intervals
@@ -35,8 +35,9 @@ class Found(NamedTuple):
 def decide(
     ladder: Ladder, sizes: Mapping[str, dict], values: Results, pairs: Mapping[str, int], axes_RF: np.ndarray
 ) -> dict:
-    """Adds differences and verdicts to the arms of each rung, and returns what the ladder shows. pairs: of each arm, which
-    say at which look it was settled. axes_RF: what rungs differ in (growth.AXES)."""
+    """Adds differences and verdicts to the arms of each rung, and returns the verdicts over the ladder. pairs: {arm: its
+    number of pairs}, which tells the look at which the arm was settled. axes_RF: the log of the quantities in which rungs
+    differ (growth.AXES)."""
     study, names = ladder.study, compared(ladder.study)
     failed = [Cell(rung, name) for rung, here in sizes.items() for name in here["failures"]]
     found = {
@@ -90,7 +91,8 @@ def _of_rung(study: Study, estimates: Intervals, at: int, rung: int, arm: Mappin
 
 
 def _power(study: Study, found: Found, rung: int) -> dict[str, float]:
-    """What the pairs of a rung can find, of the arm whose differences vary most. {} without any."""
+    """The smallest difference that the pairs of a rung can find, for the arm whose differences vary most; {} without
+    arms."""
     estimates = found.rungs
     if np.isnan(estimates.error[:, rung]).all():
         return {}
@@ -105,7 +107,7 @@ def _power(study: Study, found: Found, rung: int) -> dict[str, float]:
 
 
 def _of_ladder(study: Study, said: list[str], at: int, found: Found, axes_RF) -> dict:
-    """What an arm shows over all rungs; {} if it failed at one of them. said: its verdicts."""
+    """The verdict on an arm over all rungs; {} if it failed at one of them. said: its verdicts at each rung."""
     whole, verdict = found.whole, growth.over_ladder(said)
     if math.isnan(whole.mean[at, 0]):
         return {}

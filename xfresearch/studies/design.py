@@ -1,4 +1,4 @@
-"""The design of a study: a question, arms that differ from a baseline, and what makes their comparison fair.
+"""The design of a study: a question, a baseline, arms that differ from it, and the options that make the comparison fair.
 
 A study is a config file (configs/studies/): its `get_config(size)` returns a ConfigDict of the fields of Study. An arm is
 a list of overrides of a base config, such as 'model.blocks.main.layout=parallel'. Every arm trains at every size, with
@@ -146,7 +146,7 @@ def require_names(study: Study) -> None:
 
 
 def _require_solvable(study: Study) -> None:
-    """Raises UserError for an option that cannot change what is matched."""
+    """Raises UserError for an option of `solve_in` that cannot change the cost that `match` names."""
     solved_for = {study.solve, *study.solve_in.values()} - {""}
     others = solved_for - {"steps"}
     allowed = "'' with match='tokens', which leaves nothing to solve for"
@@ -155,7 +155,7 @@ def _require_solvable(study: Study) -> None:
 
 
 def _require_overrides(study: Study) -> None:
-    """Raises UserError for an override without a value, and for one of what the study sets for each run."""
+    """Raises UserError for an override without a value, and for one of an option that the study sets for each run."""
     kinds = ("sizes", "more_sizes", "arms", "cells")
     named = {f"{kind}.{name}": each for kind in kinds for name, each in getattr(study, kind).items()}
     for key, overrides in ({"options": study.options, "machine": study.machine} | named).items():

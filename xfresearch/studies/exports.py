@@ -37,7 +37,7 @@ def runs(outcome: Mapping, results: Mapping[Trial, Mapping]) -> list[tuple]:
 
 
 def of_run(rung: Rung, trial: Trial, parameters: int, tokens: int) -> tuple:
-    """What a run is: the columns RUN without the metric."""
+    """The columns RUN of a run, without the metric."""
     use = "chooses the rate" if trial.tunes else "decides"
     named = (rung.name, rung.size, rung.budget or "", trial.cell.arm, parameters, tokens)
     return (*named, trial.rate, trial.seed, use)

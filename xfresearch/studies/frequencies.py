@@ -45,7 +45,7 @@ def of_frequencies(config: Config) -> dict[str, float]:
 
 
 def _targets(config: Config, split: str, limit: int, corpus: str | None = None) -> Iterator[tuple[np.ndarray, int]]:
-    """What is predicted in `limit` sequences of a split (0: all), some sequences at a time, and their number."""
+    """(targets, number of sequences) of each batch of `limit` sequences of a split (0: all)."""
     for batch in evaluation_batches(prepare(config, split, corpus), ROWS, limit):
         scored_BL = batch["weights"] > 0
         yield batch["targets"][scored_BL], int(scored_BL.any(-1).sum())

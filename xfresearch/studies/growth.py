@@ -1,5 +1,5 @@
-"""How a difference changes along the ladder, what it is worth in tokens, and the law of the losses L(N, D): rungs R, with N
-parameters and D tokens."""
+"""The change of a difference along the ladder, its worth in tokens, and the law of the losses L(N, D). Letters: R rungs,
+with N parameters and D tokens."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -16,9 +16,9 @@ Shape = Literal["grows", "shrinks", "stays", "unknown"]
 
 
 def change_contrasts(axes_RF: np.ndarray) -> np.ndarray:
-    """[F, R]: the change of a difference from the first to the last rung along each of the axes F, at equal values of the
-    others, by least squares. axes_RF: the log of what rungs differ in. An axis along which rungs do not differ, or that
-    follows from the others, has zeros."""
+    """[F, R]: weights of the differences at the rungs R whose sum is the change along each of the axes F, from the smallest
+    to the largest rung, at equal values of the other axes (least squares). axes_RF: the log of the quantities in which rungs
+    differ. An axis along which rungs do not differ, or that follows from the others, has zeros."""
     centred_RF = axes_RF - axes_RF.mean(0)
     spread_F = np.ptp(axes_RF, axis=0)
     used = [axis for axis in range(axes_RF.shape[1]) if spread_F[axis] >= math.log(LEAST_SPREAD)]

@@ -1,4 +1,4 @@
-"""Arms of equal cost: solves for the size or the number of updates that gives an arm what the baseline has.
+"""Arms of equal cost: solves for the size or the number of updates with which an arm costs as much as the baseline.
 
 Seconds depend on the machine: an update of every cell is timed (study_plan.py), and the number of updates follows.
 """
@@ -18,7 +18,7 @@ from xfresearch.studies.design import Study, config_of, rungs
 
 LARGEST = 16  # times the size that the arm has before
 EQUAL = 0.001  # mismatch with which an arm keeps the size that it has
-LARGEST_MISMATCH = 0.05  # of what is matched, in a study that is not tiny
+LARGEST_MISMATCH = 0.05  # of the matched cost, in a study that is not tiny
 
 
 class Matched(NamedTuple):
@@ -28,7 +28,7 @@ class Matched(NamedTuple):
     solved: str  # 'model.blocks.main.feed_forward.hidden=344'; '' if nothing was solved for
     parameters: int
     training_flops: float  # of the whole run
-    mismatch: float  # of what is matched, relative to the baseline's
+    mismatch: float  # of the matched cost, relative to the baseline's
 
 
 def training_flops(config: Config) -> float:
@@ -74,7 +74,7 @@ def scales(study: Study, solved: Mapping[Cell, Matched]) -> np.ndarray:
 
 
 def axes(study: Study, solved: Mapping[Cell, Matched]) -> np.ndarray:
-    """[R, 2]: the log of what sizes differ in, and of the tokens for each parameter (growth.AXES)."""
+    """[R, 2]: the log of the study's trend (`trend_of`), and of the tokens for each parameter (growth.AXES)."""
     baselines = [solved[Cell(rung.name, study.baseline)] for rung in rungs(study)]
     ratios = [tokens(each.config) / each.parameters for each in baselines]
     return np.log(np.stack([[trend_of(study, each) for each in baselines], ratios], 1))
@@ -95,7 +95,7 @@ def matched(study: Study, cell: Cell, seconds: Mapping[Cell, float], known: str 
 
 
 def _cost(study: Study, seconds: float | None) -> Callable[[Config], float]:
-    """What is matched. seconds: of an update of this config."""
+    """The cost that is matched, as a function of a config. seconds: of an update of this config."""
     if study.match in COSTS:
         return COSTS[study.match]
     assert seconds is not None, "of a study that matches seconds"
@@ -141,7 +141,8 @@ def _solve(study: Study, cell: Cell, key: str, cost: Callable[[Config], float], 
 
 
 def trend_of(study: Study, baseline: Matched) -> int:
-    """What the sizes of a study differ in, at the size of a baseline."""
+    """The quantity in which the sizes of a study differ (`trend`: parameters, or an option), for the baseline of one
+    size."""
     return baseline.parameters if study.trend == "parameters" else value_at(baseline.config, study.trend, "trend")
 
 

@@ -1,4 +1,4 @@
-"""What a study found, as one dictionary: everything that its report shows, and that docs/ commits as JSON."""
+"""The outcome of a study as one dictionary: results.json, from which its report is made, and which docs/ has as JSON."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -28,8 +28,8 @@ def outcome_of(
     seconds_of_updates: Mapping[Cell, float] | None = None,
 ) -> dict:
     """The outcome of a study whose runs have all ended. unigram: {rung: metric of a model that knows how frequent each token
-    or label is}; an arm that does not beat it has learnt nothing. seconds_of_updates: of each cell, timed in turns with the
-    baseline's, so that an arm's seconds do not depend on what else the machine did; without them there are none. Raises
+    or label is}; an arm that does not beat it has learnt nothing. seconds_of_updates: {cell: seconds of an update}, timed in
+    turns with the baseline, so that other work of the machine slows both; without them arms have no seconds. Raises
     UserError if a run is missing, or if runs of a rung read different data."""
     require_same_data(results)
     study, unigram = ladder.study, unigram or {}
@@ -78,7 +78,7 @@ def require_same_data(results: Mapping[Trial, dict]) -> None:
 
 
 def _made(each: Sequence[Mapping]) -> dict[str, list[str]]:
-    """Where runs were trained ('number of runs: commit, date, machine'), and with which versions."""
+    """Lines 'number of runs: commit, date, machine' of where runs were trained, and the versions of libraries."""
     lines = [f"{short_commit(made['commit'])}, {made['date']}, {machine(made['machine'])}" for made in each]
     versions = [", ".join(f"{name} {version}" for name, version in made["versions"].items()) for made in each]
     counted = [f"{lines.count(line)}: {line}" for line in dict.fromkeys(lines)]
@@ -133,7 +133,7 @@ def _arm(
 
 
 def _cost(matched: Matched) -> dict:
-    """What an arm has, and what was solved for."""
+    """The costs of an arm, and the option that was solved for."""
     return {
         "parameters": matched.parameters,
         "training_flops": matched.training_flops,
@@ -157,8 +157,8 @@ def _sampling_error(result: Mapping) -> float:
 
 
 def _difference_sampling_error(study: Study, cell: Cell, arms: Mapping[Cell, dict], results: Mapping[Trial, dict]) -> float:
-    """The standard error of an arm's mean difference by the size of the held-out data, which all runs share: what a text
-    adds to both sides of the difference cancels. NaN with a run that diverged."""
+    """The standard error of an arm's mean difference by the size of the held-out data. All runs share the data, so the
+    effect of a text on both sides of the difference cancels. NaN with a run that diverged."""
     pairs = len(arms[cell]["values"])
     sides = [seeded(each, arms[each]["rate"], pairs) for each in (cell, Cell(cell.rung, study.baseline))]
     if not pairs or any("blocks" not in results.get(trial, {}) for side in sides for trial in side):

@@ -1,5 +1,5 @@
-"""What else is measured on every run of a study. Copying, recall and induction separate arms whose losses are equal: more is
-better.
+"""Probes: further measures of every run of a study. Copying, recall and induction separate arms whose losses are equal: more
+is better.
 
     copying     nats saved on the second half of random tokens that are repeated once (Olsson et al. 2022), per token
     recall      nats saved on the value of a key that has occurred before, among PAIRS pairs of random keys and values in

@@ -1,14 +1,14 @@
 """The choice of a learning rate, as a part of the experiment: which rates run, which one is chosen, what the choice costs.
 
-At a rung that tunes, every rate of the grid runs once. The best one and its two neighbours then get further runs, and the
-others get none. If another rate then has the best mean, its neighbours get runs, too; if the best one lies at the edge, the
-next rate is tried. The rate that decides is the vertex of the parabola through the three means in log rate.
-With one run for each rate there is no mean, and the best rate that was tried decides.
+At a rung that tunes, every rate of the grid runs once. Then only the best rate and its two neighbours get further runs. If
+another rate then has the best mean, its neighbours get runs, too; if the best rate lies at the edge, the next one is tried.
+The chosen rate is the vertex of the parabola through the three means in log rate. With one run for each rate there is no
+mean, and the best rate that was tried is chosen.
 
-At another rung, the log rate is that of the flattest plane in (log parameters, log tokens) through the vertices of the rungs
+At another rung, the log rate lies on the flattest plane in (log parameters, log tokens) through the vertices of the rungs
 that tune: one rung gives a constant, two give a power law along the line between them (of compute, in DeepSeek-AI 2024,
 section 3.1), and more than two a plane. It goes at most one step of the grid beyond the rates that were tried. Along a
-direction in which no rung tunes, the rate stays the same, and the intervals grow by what a wrong rate may cost there.
+direction in which no rung tunes, the rate stays the same, and the intervals grow by the possible cost of a wrong rate.
 """
 
 import math
@@ -90,8 +90,8 @@ def chosen(tried: Tried, runs: int) -> float | None:
 
 
 class Carry(NamedTuple):
-    """How log rates of the tuned rungs T go to all rungs R: weights_RT. unknown_RF: where a rung lies in the directions (log
-    parameters, log tokens) along which no rung tunes."""
+    """The log rates of all rungs R are weights_RT times those of the tuned rungs T. unknown_RF: the coordinates of a rung
+    along the directions (log parameters, log tokens) in which no rung tunes."""
 
     weights_RT: np.ndarray
     unknown_RF: np.ndarray
@@ -119,10 +119,10 @@ def carried(rates_T: Sequence[float], weights_T: np.ndarray, tried: Sequence[flo
 def resampled_rises(
     tried_T: Sequence[Tried], deviations_T: Sequence[float], carry: Carry, runs: int, draws: int, seed: int
 ) -> np.ndarray:
-    """[draws, R]: how far above its lowest point an arm's loss is, if the whole choice of its rate is made again with other
-    noise. deviations_T: of the runs at each tuned rung. The fitted parabolas are the truth; a rung that does not tune has
-    the mean of their curvatures. Along directions in which no rung tunes, the best rate moves with a power that is drawn
-    (POWERS). 0 if no tuned rung has a parabola."""
+    """[draws, R]: the rise of an arm's loss above its lowest point, if the whole choice of its rate is made again with other
+    noise. deviations_T: standard deviations of the runs at each tuned rung. The fitted parabolas are taken as the truth; a
+    rung that does not tune has the mean of their curvatures. Along directions in which no rung tunes, the best rate moves
+    with a power that is drawn (POWERS). 0 if no tuned rung has a parabola."""
     rng, fitted = np.random.default_rng(seed), [parabola(each) for each in tried_T]
     known = [each.curvature for each in fitted if each is not None]
     if not known:

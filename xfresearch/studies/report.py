@@ -1,4 +1,4 @@
-"""The report of a study: verdicts, picture, tables, curves, then everything that a reader needs to doubt it.
+"""The report of a study: verdicts, picture, tables, curves, then the details with which a reader can check it.
 
 HTML and Markdown are made from results.json alone, in seconds.
 """
@@ -43,7 +43,7 @@ def write(folder, outcome: Mapping) -> None:
 
 
 def verdicts(outcome: Mapping) -> list[str]:
-    """A sentence for each arm: what all sizes show together, what each of them shows, and how the difference changes."""
+    """A sentence for each arm: the verdict over all sizes, the verdict at each size, and how the difference changes."""
     return [f"{_sentence(outcome, arm)}." for arm in outcome["study"]["arms"] if arm != outcome["study"]["baseline"]]
 
 
@@ -92,7 +92,7 @@ def _in_words(decided: Mapping, study: Mapping) -> str:
 
 
 def _growth(outcome: Mapping, arm: str) -> list[str]:
-    """What the difference of an arm does along the ladder, if that is known."""
+    """How the difference of an arm changes along the ladder, if that is known."""
     study, lines = outcome["study"], []
     trend = study["trend"].rpartition(".")[2].replace("_", " ")
     along = {"sizes": trend, "budgets": "tokens for each parameter"}
@@ -130,7 +130,7 @@ def picture(outcome: Mapping) -> str:
 
 
 def training(outcome: Mapping) -> str:
-    """What was trained, what is equal, and what was tuned, in sentences."""
+    """Sentences about the training: the runs, the cost that is equal for all arms, and the options that were tuned."""
     study, baselines = outcome["study"], [here["arms"][outcome["study"]["baseline"]] for here in outcome["sizes"].values()]
     sizes = " and ".join(f"{each['parameters']:,} parameters on {each['tokens']:,} tokens" for each in baselines)
     more = " (more, where the best one was at the edge)" if study["extensions"] else ""
@@ -150,7 +150,7 @@ def training(outcome: Mapping) -> str:
 
 
 def _matched(outcome: Mapping) -> str:
-    """What is equal, with the arms that are not matched on purpose, and the largest mismatch of the others."""
+    """Sentences about the matched cost: the arms that are not matched on purpose, and the largest mismatch of the others."""
     study = outcome["study"]
     by_arm: dict = {}
     for here in outcome["sizes"].values():
@@ -168,7 +168,7 @@ def _matched(outcome: Mapping) -> str:
 
 
 def notes(outcome: Mapping) -> list[str]:
-    """What limits the study, in sentences."""
+    """The limits of the study, in sentences."""
     study, lines = outcome["study"], []
     unit = UNITS[study["metric"]]
     if study["tiny"]:
@@ -208,7 +208,7 @@ def history(outcome: Mapping) -> list[str]:
 
 
 def rests_on(outcome: Mapping) -> list[str]:
-    """What the answer rests on: budgets, the choice of rates, and what the margin is worth."""
+    """What the answer depends on: budgets, the choice of rates, and the worth of the margin in tokens."""
     study, margin, lines = outcome["study"], outcome["margin"], []
     if len(study["budgets"]) < 2:
         lines.append("It rests on one number of tokens: whether a difference stays with more is not known.")
@@ -272,7 +272,7 @@ def _sampling(size: Mapping) -> str:
 
 
 def _power(power: Mapping, study: Mapping) -> str:
-    """What the pairs of a rung can find, in the arm whose differences vary most."""
+    """The smallest difference that the pairs of a rung can find, in the arm whose differences vary most."""
     seeds = power["seeds_for_margin"] or "more than a million"
     return (
         f"mean differences have an error of at most {power['error']:.4f}. With it, {study['seeds']} pairs find a difference "

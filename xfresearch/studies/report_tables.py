@@ -42,7 +42,8 @@ class Table(NamedTuple):
 
 
 def main_tables(outcome: Mapping) -> list[Table]:
-    """What was found: over all sizes together, at each size, by probes, and as cost. Without those that are empty."""
+    """The tables of results: over all sizes together, at each size, of probes, and of saved cost. Empty tables are left
+    out."""
     first, *others = [of_size(outcome, size) for size in outcome["sizes"]]
     sizes = first, *(table._replace(about="") for table in others)
     return [table for table in (ladder(outcome), *sizes, laws(outcome), probes(outcome), saved(outcome)) if table.rows]
@@ -122,7 +123,7 @@ def _with_half(values: list) -> str:
 
 
 def saved(outcome: Mapping) -> Table:
-    """What each arm saves at the last metric of the baseline, and the baseline at that of the arm."""
+    """The share of the cost that each arm saves at the baseline's last metric, and the baseline at the arm's last metric."""
     columns = ("size", "arm", "FLOPs: the arm saves", "baseline saves", "seconds: the arm saves", "baseline saves")
     rows = []
     for size, here in outcome["sizes"].items():
@@ -138,7 +139,7 @@ def _share(share: float | None) -> str:
 
 
 def appendix(outcome: Mapping) -> list[Table]:
-    """What a reader needs to doubt it. Versions of the rule only if there are several."""
+    """The tables with which a reader can check the results. Versions of the rule are left out if there is only one."""
     return [table for table in (versions(outcome), rates(outcome), details(outcome)) if table.rows]
 
 
@@ -178,7 +179,7 @@ def _mean(values: list) -> str:
 
 
 def details(outcome: Mapping) -> Table:
-    """Of every arm and size: what pairing is worth, the errors of a difference, and what was solved for."""
+    """For every arm and size: the gain by pairing, the errors of the difference, and the option that was solved for."""
     errors = ("bootstrap interval", "correlation of pairs", "deviation of pairs", "error by seeds", "error by text")
     columns = ("size", "arm", *errors, "solved for", "FLOPs", "of what is matched")
     rows = []

@@ -1,9 +1,8 @@
 """One run of a study: trains with the loop of every run, measures, and writes result.json into the run's directory.
 
-A run that was interrupted goes on at its checkpoint. A finished one has a result, and is not trained again unless the study
-measures more. Its checkpoints are removed, unless the study keeps them: then more is measured without training. Runs of
-other studies count if their configs are the same. A directory with the beginning of a run of another config is left alone:
-the design has changed since.
+A run that was interrupted goes on at its checkpoint. A finished run has a result. Its checkpoints are removed, unless the
+study keeps them: if the study later measures more, a run without checkpoints is trained again. Runs of other studies count
+if their configs are the same. A directory with an unfinished run of another config is left alone: the design has changed.
 
 The metric is measured after training, on evaluation.final_sequences sequences. The evaluations in training, and so all
 points of the curve, are of evaluation.sequences.
@@ -40,7 +39,7 @@ from xfresearch.training.metrics import read_metrics
 
 BLOCKS = 64  # of neighbouring held-out sequences, over which the sampling error of the metric is taken
 SAVED_EVERY = 60.0  # seconds: a run of less than a minute saves only at its end
-# The result of a run, in both files. One that diverged has only a part of it.
+# The result of a run, in both files. A run that diverged has only some of these keys.
 MADE = {"date": str, "machine": {"cpu": str, "cores": int, "devices": str}, "commit": str, "versions": {ANY: str}}
 OF_RUN = {"fingerprint": str, "metric": str, "evaluation": {ANY: Maybe(float)}, "seconds": {ANY: float}, "made": MADE}
 OF_RUN |= {"curve": Maybe([[float]]), "data": Maybe({ANY: str}), "diverged": Maybe(str), "held_out": Maybe(list)}
@@ -93,13 +92,13 @@ def blocks(sums: Mapping[str, np.ndarray], metric: str) -> dict[str, list]:
 
 
 def _held_out(config: Config) -> list:
-    """What a run is measured on: the split, how many sequences of it after training and for the curve, and how often."""
+    """The options that decide the held-out text of a run: the split, the numbers of sequences, and how often it is read."""
     each = config.evaluation
     return [each.split, each.final_sequences, each.sequences, each.every]
 
 
 class Wanted(NamedTuple):
-    """What is measured on a run after training."""
+    """The measures of a run after training."""
 
     config: Config  # whose evaluation says on what
     metric: str
@@ -114,7 +113,7 @@ class Wanted(NamedTuple):
 
 
 def _wanted(study: Study, trial: Trial, config: Config) -> Wanted:
-    """What is measured on a run of a cell with this config: the probes of the study if it is compared."""
+    """The measures of a run of a cell with this config; the probes of the study only if the run is compared."""
     return Wanted(config, study.metric, () if trial.tunes else study.probes, study.task_data)
 
 
@@ -252,9 +251,9 @@ def run_trial(study: Study, store: Store, trial: Trial, matched: Matched, count:
 
 
 def train_and_measure(folder, config: Config, wanted: Wanted, callbacks: Sequence[Callback]) -> tuple[dict, str]:
-    """Trains the run in a directory, which is locked, measures it and writes its result. Returns the result, {} if a signal
-    came before, and what told the run to stop, or ''. Raises UserError if the directory has a run of another config, or
-    the beginning of one with other data, code or settings."""
+    """Locks the directory, trains the run, measures it and writes its result. Returns the result ({} if the run was stopped
+    before), and the signal or callback that stopped the run, or ''. Raises UserError if the directory has a run of another
+    config, or an unfinished run with other data, code or settings."""
     from xfresearch.training.loop import setup_jax
     from xfresearch.training.metrics import Clock
 

@@ -8,7 +8,7 @@ do not, each has its own. At one rung, arms share in place of rungs.
 The critical values are those of the largest |t| of all arms and rungs, in studies that are drawn from the fitted
 distribution and go through the same estimates (a parametric bootstrap). So the chance of any false interval in a study is
 5 %, whatever the number of arms and rungs. Dunnett's test, which takes one variance for all arms, is wrong twice as often
-as it says if one arm varies more, and does not see what pairs share (tests/studies/test_simultaneous.py).
+as it says if one arm varies more, and ignores the noise that pairs share (tests/studies/test_simultaneous.py).
 """
 
 import math
@@ -52,8 +52,8 @@ class Intervals(NamedTuple):
 
 
 def shared_variances(variances_AR: np.ndarray, freedom: float) -> tuple[np.ndarray, np.ndarray]:
-    """Variances [..., A, R] of `freedom` degrees each, drawn towards what the rungs of an arm share, and the freedom [...]
-    of what they share (0: nothing can be shared). NaN are left out."""
+    """Variances [..., A, R] of `freedom` degrees each, moved towards the variance that the rungs of an arm share; and the
+    degrees of freedom [...] of the shared variance (0: nothing can be shared). NaNs are left out."""
     known = ~np.isnan(variances_AR)
     with np.errstate(invalid="ignore"):
         z_AR = np.log(variances_AR) - special.digamma(freedom / 2) + math.log(freedom / 2)
@@ -87,7 +87,7 @@ def intervals(
     alpha: float = ALPHA,
     draws: int = DRAWS,
 ) -> Intervals:
-    """Of sums over rungs of the mean differences, or of each rung (contrasts_CR: the identity).
+    """Intervals of contrasts: sums over rungs of the mean differences with weights contrasts_CR (the identity: each rung).
 
     rises_BAR: by how much the rates of resampled choices raise an arm's metric more than the baseline's (rates.py). Their
     mean is taken off the difference, and their spread is added to its error. An arm that has NaN at some rung has NaN in

@@ -1,5 +1,5 @@
-"""What the runs of a study show by themselves: differences of paired runs, noise, and what is saved at equal loss. Verdicts
-are made of all of them at once (simultaneous.py, decisions.py).
+"""Statistics of single arms: differences of paired runs, noise, and the cost saved at equal loss. Verdicts are made from all
+arms and rungs at once (simultaneous.py, decisions.py).
 
 Two runs are a pair if they share a seed: the order of the data and the streams of random numbers. A difference is arm minus
 baseline, of a metric where less is better. Tests are two-sided t tests of the pairs unless said otherwise. Where SciPy has
@@ -21,7 +21,8 @@ ROUNDING = 1e-12  # relative to the values of runs: differences that vary less a
 SMALL = 5  # pairs; with so many or fewer, a report says that they are few
 
 class Difference(NamedTuple):
-    """Of n pairs. The interval of the t test, the bootstrap interval (BCa; too narrow for few pairs), p of no difference."""
+    """The mean difference of n pairs, with the interval of the t test, the bootstrap interval (BCa; too narrow for few
+    pairs), and p of no difference."""
 
     n: int
     mean: float

@@ -1,8 +1,8 @@
 """A sweep: one config with several values of its options, and several seeds, as one table.
 
-Each run has its directory, as every run, and the result file that a run of a study has: the same call goes on where it
-stopped, and trains nothing again. Runs of one shape, such as those that differ in the seed or the learning rate, follow each
-other and share one compiled program.
+Each run has its own directory, with the result file of a run of a study: the same call goes on where it stopped, and trains
+nothing again. Runs of one shape, such as those that differ in the seed or the learning rate, follow each other and share one
+compiled program.
 """
 
 import hashlib

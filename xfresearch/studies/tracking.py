@@ -29,7 +29,7 @@ WAIT = 1.0  # seconds, while another process sends
 
 
 class Entry(NamedTuple):
-    """What a tracker shows as one run."""
+    """One run of a tracker: a run of the study, or its verdicts."""
 
     name: str
     options: dict[str, Any]
@@ -119,7 +119,7 @@ def of_run(study: Study, trial: Trial, matched: Matched, result: Mapping) -> Ent
 
 
 def of_verdicts(outcome: Mapping) -> Entry:
-    """The entry of what a study found: a sentence for each arm, and its difference with its interval at each rung."""
+    """The entry of a study's verdicts: a sentence for each arm, and its difference with its interval at each rung."""
     study = outcome["study"]
     compared = [arm for arm in study["arms"] if arm != study["baseline"]]
     sentences = dict(zip(compared, report.verdicts(outcome), strict=True))
