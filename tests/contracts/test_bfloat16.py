@@ -20,7 +20,6 @@ import pytest
 
 from tests.contracts import losses
 from tests.contracts.passes import forward
-from tests.contracts.test_gradients import named
 from tests.contracts.two_stacks import MODELS
 from tests.contracts.variants import ALL, marked
 from tests.tolerances import TOLERANCE
@@ -29,6 +28,7 @@ from xfresearch.models.context import source_in
 from xfresearch.models.inputs import tap_shapes
 from xfresearch.models.linear import Linear
 from xfresearch.models.norms import Norm
+from xfresearch.runtime.trees import by_path
 
 B, L, SHORT = 32, 64, 4
 EXPERTS = 8  # in every model here; heads have 8 outputs too, and are rounded at their taps
@@ -102,7 +102,7 @@ def rounded_loss(config, batch):
 
 
 def norms(tree) -> dict[str, float]:
-    return {name: float(jnp.linalg.norm(leaf)) for name, leaf in named(tree).items()}
+    return {name: float(jnp.linalg.norm(leaf)) for name, leaf in by_path(tree).items()}
 
 
 def errors(actual, expected) -> dict[str, float]:
