@@ -42,8 +42,7 @@ study is that of the GPU's run. A run at too high a learning rate differs most. 
 AMD EPYC.
 
 """
-CONVERSIONS_TITLE = "## The conversions\n\n"
-CONVERTED_TITLE = "# What conversions cost and buy\n\nThe conversions: [surgery](../../surgery.md).\n\n"
+CONVERTED_TITLE = "# The conversions\n\nHow they are called: [surgery](../../surgery.md).\n\n"
 DECODING_TITLE = """## What an exact conversion buys
 
 Decoding one sequence reads every parameter once per token, so a model with fewer parameters is faster. In a model without
@@ -173,19 +172,13 @@ def every_plan() -> str:
     return f"# {TITLES[EVERY]}\n\n{about(listed)} What the columns mean: [named plans](../../scale.md).\n\n{plans(listed)}"
 
 
-def surgery() -> str:
-    """docs/surgery.md with the list of conversions."""
+def converted() -> str:
+    """docs/data/tables/converted.md: the list of conversions, and what they cost and buy."""
     from xfresearch.surgery import CONVERSIONS
 
-    text = _before("surgery.md", CONVERSIONS_TITLE)
     lines = "".join(_conversion(each) for each in CONVERSIONS.values())
     head = "| conversion | what it does | exact if | options |\n|---|---|---|---|\n"
-    return f"{text}{CONVERSIONS_TITLE}{head}{lines}"
-
-
-def converted() -> str:
-    """docs/data/tables/converted.md: what conversions cost and buy."""
-    return f"{CONVERTED_TITLE}{_cost_of_a_billion()}\n{_decoding()}"
+    return f"{CONVERTED_TITLE}{head}{lines}\n{_cost_of_a_billion()}\n{_decoding()}"
 
 
 def outcomes() -> str:
@@ -336,7 +329,6 @@ def performance() -> str:
 PAGES = {
     "performance.md": performance,
     "scale.md": scale,
-    "surgery.md": surgery,
 }
 # Tables that pages link to, and that are too long to be read with them.
 PAGES |= {"data/tables/keys.md": keys, "data/tables/variants.md": variants, "data/tables/conversions.md": outcomes}
