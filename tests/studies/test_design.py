@@ -100,6 +100,7 @@ def test_sizes_are_in_the_order_of_their_parameters():
         ("options=('config.steps=9',)", "options='config.steps=9' is not allowed: .* without 'config.'"),
         ("machine=('data.cache_dir',)", "machine='data.cache_dir' is not allowed: it must be KEY=VALUE, such as"),
         ("seeds=1", "seeds=1 is not allowed: it must be at least 2"),
+        ("looks=(2,)", r"looks=\(2,\) is not allowed: it must be numbers of pairs from 2 to below config.seeds=2"),
         ("seeds=1001", "seeds=1001 is not allowed: it must be at least 2 and at most 1000"),
         ("match=parameter", "match='parameter' is not allowed: it must be one of 'flops', 'parameters', 'tokens'"),
         ("match=tokens", "solve=.* is not allowed: it must be '' with match='tokens'"),
