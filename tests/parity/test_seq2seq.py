@@ -1,13 +1,14 @@
 """Hugging Face folders of random models with an encoder and a decoder: logits and the streams of both stacks, greedy
 decoding, beam search and export equal `transformers`."""
 
+import json
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from tests.parity.weights import MISSING
-from tests.tolerances import relative_error
+from tests.tolerances import TOLERANCE, relative_error
 
 torch = pytest.importorskip("torch", reason=MISSING.format("torch"))
 transformers = pytest.importorskip("transformers", reason=MISSING.format("transformers"))
@@ -17,6 +18,7 @@ from tests.interop.folders import assert_same_tensors  # noqa: E402
 from tests.parity import hf_seq2seq  # noqa: E402
 from tests.parity.hf_draws import ROUNDS, Draw  # noqa: E402
 from tests.parity.hf_seq2seq import DRAWS, ENDS, START  # noqa: E402
+from tests.parity.test_hf_keys import changes_of  # noqa: E402
 from xfresearch.data.tokenizers.special_tokens import read  # noqa: E402
 from xfresearch.loading.generating import generated  # noqa: E402
 from xfresearch.models.sampling import Beams, Sampling  # noqa: E402
@@ -102,3 +104,29 @@ def test_export_writes_the_same_folder(case, tmp_path):
     folders = (tmp_path / "out", case.folders["float32"])
     again, expected = (hf_seq2seq.outputs(each, case.source, case.tokens_BL, "float32") for each in folders)
     assert all(np.array_equal(again[name], expected[name]) for name in expected)
+
+
+@pytest.mark.parametrize("name", DRAWS)
+def test_a_changed_key_is_obeyed_or_refused(name, tmp_path):
+    """As in test_hf_keys.py. A key whose change `transformers` itself cannot run is skipped."""
+    folder, source = tmp_path / "model", [[3, 9, 4, 11, 5, 8]]
+    hf_seq2seq.write_random(DRAWS[name](Draw(1)), folder, 1, "float32")
+    config = json.loads((folder / "config.json").read_text())
+    tokens_BL = np.random.default_rng(1).integers(0, config["vocab_size"], (1, TARGET))
+    wrong, compared = [], 0
+    for what, changed in changes_of(config).items():
+        (folder / "config.json").write_text(json.dumps(changed))
+        try:
+            actual = np.asarray(xf.load(folder)(tokens_BL, source=source))
+        except xf.UserError as error:
+            assert "\n" not in str(error)
+            continue
+        try:
+            expected = hf_seq2seq.outputs(folder, source, tokens_BL, "float32")["logits"]
+        except Exception:  # its own checks raise many types
+            continue
+        compared += 1
+        if expected.shape != actual.shape or relative_error(actual, expected) > TOLERANCE["float32"]:
+            wrong.append(what)
+    assert compared > 10
+    assert not wrong
