@@ -58,8 +58,8 @@ DEPTH = tuple(
     for depth in (16, 64)
 )
 TOPOLOGIES = ("v5e:8x8", "v5p:4x4x4", "v6e:8x8")
-# playground's model is small, and the others but variants are for laptops, in float32. The formula, which chooses meshes,
-# is of one stack, and no plan of bert was compiled.
+# playground's model is small, and the others but variants are for laptops, in float32. No plan of a model with an encoder
+# or of bert was compiled.
 NOT_PLANNED = ("variants", "brody_majority", "facts", "playground", "vanilla_2017", "t5", "bart", "bert")
 
 
