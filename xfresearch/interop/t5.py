@@ -10,6 +10,7 @@ from xfresearch.interop.family import Family, Key, Row, Unsupported, in_both, ke
 ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "silu": "swish"}
 GATED = {"gelu": "geglu_tanh", "gelu_new": "geglu_tanh", "silu": "swiglu", "relu": "reglu"}
 KINDS = ACTIVATIONS | {f"gated-{name}": kind for name, kind in GATED.items()}
+FACTORS = {True: "inverse_sqrt_width", False: "none"}
 HEAD = "lm_head.weight"
 
 
@@ -78,7 +79,7 @@ FAMILY = Family(
         Key("num_layers", "stacks.encoder.depth", 6, alias="num_hidden_layers"),
         Key("num_decoder_layers", "depth", 6),
         Key("tie_word_embeddings", "tie_embeddings", True),
-        Key("scale_decoder_outputs", "head_scale", True, {True: "inverse_sqrt_width", False: "none"}),
+        Key("scale_decoder_outputs", "head_scale", True, FACTORS, null=False),
         *keys_of_both(
             Key("num_heads", "*.attention.heads", 8, alias="num_attention_heads"),
             Key("d_kv", "*.attention.head_size", 64, alias="head_dim"),
