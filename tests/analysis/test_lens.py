@@ -116,7 +116,7 @@ KEYED = ["layout=peri_norm", "feed_forward[moe].moe.shared=2", "attention.memory
 def test_the_parts_of_keys_sum_to_those_of_their_sublayers(name, x64):
     config = in_float64(ALL[name])
     if not config.causal:
-        pytest.skip("it predicts labels, not next tokens")
+        pytest.skip("it does not predict next tokens")
     params, tokens_BL = random_params(config), tokens_for(config)
     of_parts, of_keys = attributed(config, params, Sequences(tokens_BL))
     towards = towards_next(config, params, tokens_BL)

@@ -21,7 +21,7 @@ import numpy as np
 from xfresearch.analysis import sparse
 from xfresearch.analysis.keys_page import keys_page
 from xfresearch.analysis.passes import about
-from xfresearch.analysis.registry import analysis
+from xfresearch.analysis.registry import analysis, predicts_next
 from xfresearch.analysis.result import LineChart, Result, Table
 from xfresearch.analysis.sequences import Sequences, batches, mean_of_tokens, sequences, training_rows
 from xfresearch.analysis.tap_vectors import BATCH, Shuffled, activations, one_tap, stack_of, width_of
@@ -49,12 +49,7 @@ STREAM = ("embed", "before", "residual", "out")  # values in the space of the re
 FIGURES = ("L0", "unexplained variance", "loss recovered", "dead")
 
 
-def applies(model: ModelConfig) -> str:
-    """Why the analysis does not apply to a model; '' if it does."""
-    return "" if model.causal else "it predicts labels, not next tokens"
-
-
-@analysis(applies, "sparse dictionaries of a tap: what they leave out, and what triggers them")
+@analysis(predicts_next, "sparse dictionaries of a tap: what they leave out, and what triggers them")
 def features(
     lm,
     data=None,

@@ -23,7 +23,7 @@ from xfresearch.analysis.attribution import attributed, grids
 from xfresearch.analysis.contributions import not_followed
 from xfresearch.analysis.keys_page import text
 from xfresearch.analysis.passes import about
-from xfresearch.analysis.registry import analysis
+from xfresearch.analysis.registry import analysis, predicts_next
 from xfresearch.analysis.result import HeatMap, Result, Table
 from xfresearch.analysis.sequences import ROWS, Sequences, batches, mean_of_tokens, passed, sequences
 from xfresearch.models import transformer
@@ -41,7 +41,7 @@ FIGURES = ("loss", "agreement", "divergence")
 
 def applies(model: ModelConfig) -> str:
     """Why the analysis does not apply to a model; '' if it does."""
-    return not_followed(model) if model.causal else "it predicts labels, not next tokens"
+    return predicts_next(model) or not_followed(model)
 
 
 @analysis(applies, "predictions after each layer, and which parts make the final one")

@@ -34,7 +34,7 @@ from xfresearch.analysis.contributions import scaled
 from xfresearch.analysis.keys_page import keys_page, text, trigger
 from xfresearch.analysis.passes import about
 from xfresearch.analysis.patterns import patterns
-from xfresearch.analysis.registry import analysis
+from xfresearch.analysis.registry import analysis, predicts_next
 from xfresearch.analysis.result import HeatMap, Result, Table
 from xfresearch.analysis.sequences import Sequences, batches, mean_of_tokens, passed, sequences
 from xfresearch.analysis.triggers import empty, update
@@ -62,8 +62,8 @@ CHANCE = ("shared", "shared_2", "shared_word", "agreement")  # figures that have
 
 def applies(model: ModelConfig) -> str:
     """Why the analysis does not apply to a model; '' if it does."""
-    if not model.causal:
-        return "it predicts labels, not next tokens"
+    if reason := predicts_next(model):
+        return reason
     if ends_with(model):
         return "its final norm reads a second stream, so a value alone predicts no token"
     return "" if memories_of(model) else "no layer has keys and values"

@@ -24,7 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from xfresearch.analysis.passes import about
-from xfresearch.analysis.registry import analysis
+from xfresearch.analysis.registry import analysis, predicts_next
 from xfresearch.analysis.result import HeatMap, Result, Table
 from xfresearch.analysis.sequences import Sequences, passed
 from xfresearch.analysis.tap_vectors import stack_of
@@ -41,12 +41,7 @@ TOGETHER = 16  # patched passes at a time
 ENCODER_TAPS = f"{ENCODER}."
 
 
-def applies(model: ModelConfig) -> str:
-    """Why the analysis does not apply to a model; '' if it does."""
-    return "" if model.causal else "it predicts labels, not next tokens"
-
-
-@analysis(applies, "which values carry the difference between two prompts", prompts=True)
+@analysis(predicts_next, "which values carry the difference between two prompts", prompts=True)
 def patching(
     lm, clean=None, corrupted=None, answers=None, sites: tuple[str, ...] = (), receiver: str = "final", source=None
 ) -> Result:

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from xfresearch.analysis.registry import analysis
+from xfresearch.analysis.registry import analysis, predicts_next
 from xfresearch.analysis.result import HeatMap, Result, Table
 from xfresearch.analysis.sequences import Sequences
 from xfresearch.data.facts import Fact, facts_of
@@ -36,11 +36,6 @@ BATCH = 64
 KINDS = {"prompts": "trained", "held_out": "held out"}  # fields of a fact: their names in tables
 
 
-def applies(model: ModelConfig) -> str:
-    """Why the analysis does not apply to a model; '' if it does."""
-    return "" if model.causal else "it predicts labels, not next tokens"
-
-
 class Scores(NamedTuple):
     """Scores of a model's continuations of N prompts."""
 
@@ -50,7 +45,7 @@ class Scores(NamedTuple):
     tokens: np.ndarray  # int [N]: of the object
 
 
-@analysis(applies, "which facts the model knows, in sentences of training and in others")
+@analysis(predicts_next, "which facts the model knows, in sentences of training and in others")
 def recall(lm, facts: Sequence[Fact] | None = None, data: str | None = None) -> Result:
     """Recall and probability of `facts`; by default those of the corpus `data`, facts or facts:PATH, which by default is
     the first of the model's run.

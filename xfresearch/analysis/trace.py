@@ -36,7 +36,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from xfresearch.analysis.prompts import Prompt, check_fit, prompt_of, read
-from xfresearch.analysis.registry import analysis
+from xfresearch.analysis.registry import analysis, predicts_next
 from xfresearch.analysis.result import HeatMap, Result, Table
 from xfresearch.analysis.sequences import Sequences, passed
 from xfresearch.analysis.token_text import shown
@@ -56,12 +56,7 @@ READ = 64  # prompts at a time
 CLASSES = ("first subject", "middle subject", "last subject", "first after", "further", "last")
 
 
-def applies(model: ModelConfig) -> str:
-    """Why the analysis does not apply to a model; '' if it does."""
-    return "" if model.causal else "it predicts labels, not next tokens"
-
-
-@analysis(applies, "which values a fact is recalled from: causal tracing")
+@analysis(predicts_next, "which values a fact is recalled from: causal tracing")
 def trace(
     lm, data=None, count: int = FACTS, window: int = 0, samples: int = SAMPLES, noise: float = NOISE, seed: int = 0
 ) -> Result:

@@ -16,7 +16,7 @@ import optax
 
 from xfresearch.analysis.lens import FIGURES, by_depth
 from xfresearch.analysis.passes import about
-from xfresearch.analysis.registry import analysis
+from xfresearch.analysis.registry import analysis, predicts_next
 from xfresearch.analysis.result import HeatMap, Result, Table
 from xfresearch.analysis.sequences import Sequences, batches, sequences, training_rows
 from xfresearch.models.model_config import ModelConfig
@@ -32,8 +32,8 @@ RATE = 1e-3
 
 def applies(model: ModelConfig) -> str:
     """Why the analysis does not apply to a model; '' if it does."""
-    if not model.causal:
-        return "it predicts labels, not next tokens"
+    if reason := predicts_next(model):
+        return reason
     return "its final norm reads a second stream" if ends_with(model) else ""
 
 

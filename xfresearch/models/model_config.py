@@ -103,11 +103,6 @@ def without_prefix(model: ModelConfig) -> str:
     return next((f"{path}: {reason}" for path, reason in reasons if reason), "")
 
 
-def second_stack(model: ModelConfig) -> str:
-    """Why code that supports only a single stack refuses this model; '' if it has one stack."""
-    return "it has an encoder (model.stacks), and this is for models of a single stack" if model.encoder else ""
-
-
 DTYPES = ("float32", "bfloat16", "float64")
 LIMITS = "the model's position table or the capacity of its experts"  # limits of the longest sequence, for errors
 
