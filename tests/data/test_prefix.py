@@ -11,7 +11,10 @@ from xfresearch.config.objectives import Prefix as Options
 from xfresearch.data.objectives.prefix import Prefix, RowPrefix
 from xfresearch.data.pipeline import Batches
 from xfresearch.data.tokenizers import ByteTokenizer
+from xfresearch.run.config_files import parse
 from xfresearch.runtime.errors import UserError
+from xfresearch.training.hyperparameters import without_hyper
+from xfresearch.training.program import BATCH, batch_shapes
 
 END = 256
 
@@ -70,3 +73,13 @@ def test_batches_of_a_single_stack_draw_anew_every_epoch_and_held_out_rows_are_t
     assert np.array_equal(first, again) and not np.array_equal(first, later) and first.shape == (2, 12)
     split = batches.corpora[0]
     np.testing.assert_array_equal(split.read([0, 1])["prefix"], split.read([0, 1])["prefix"])
+
+
+def test_the_program_of_a_run_takes_its_batches():
+    """Runs that differ in their objective alone share a program, but for those with prefixes in their batches."""
+    options = ["--config=gpt2:tiny", "--config.data.objective.kind=prefix"]
+    for overrides, extra in (([], set()), (options[1:], {"prefix"})):
+        config = without_hyper(parse([options[0], *overrides]))
+        assert batch_shapes(config).keys() == BATCH.keys() | extra
+    pairs = parse(["--config=tasks/sort:tiny", options[1], "--config.data.corpus=python_stdlib"])
+    assert "prefix" not in batch_shapes(without_hyper(pairs))

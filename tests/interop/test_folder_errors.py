@@ -171,8 +171,8 @@ def test_an_index_cannot_list_files_outside_its_folder(folder, name):
 @pytest.mark.parametrize(
     "changes, text",
     [
-        ({"model_type": "lama"}, "config.json: model_type='lama' is not supported: the families are gpt2, .*, gpt_oss$"),
-        ({"model_type": "bert"}, "config.json: model_type='bert'"),
+        ({"model_type": "lama"}, "config.json: model_type='lama' is not supported: the families are gpt2, .*, roberta$"),
+        ({"model_type": "electra"}, "config.json: model_type='electra'"),
         ({"model_type": None}, "config.json: model_type=None"),
         ({"model_type": ["llama"]}, r"config.json: model_type=\['llama'\]"),
         ({"hidden_size": None}, "config.json: hidden_size is missing"),

@@ -8,6 +8,7 @@ import numpy as np
 
 from xfresearch.config.options import DataConfig, LogConfig, OptimizerConfig, TrainingConfig
 from xfresearch.run.config import Config
+from xfresearch.training.kernel_choices import has_prefixes
 
 OF_OPTIMIZER = ("learning_rate", "weight_decay", "warmup", "final_fraction", "decay_fraction")
 
@@ -26,7 +27,9 @@ def without_hyper(config: Config) -> Config:
     kept = ("model", "mesh", "batch_size", "sequence_length", "source_length")
     optimizer = replace(config.optimizer, **{name: getattr(defaults, name) for name in OF_OPTIMIZER})
     training = replace(config.training, skip_limit=TrainingConfig().skip_limit)
-    data, log = DataConfig(packing=config.data.packing), LogConfig(layer_norms=config.log.layer_norms)
+    objective = config.data.objective if has_prefixes(config) else DataConfig().objective  # prefixes are in its batches
+    data = DataConfig(packing=config.data.packing, objective=objective)
+    log = LogConfig(layer_norms=config.log.layer_norms)
     parts = {name: getattr(config, name) for name in kept} | {"training": training}
     return Config(**parts, optimizer=optimizer, data=data, log=log)
 
