@@ -64,6 +64,10 @@ def test_logits_and_streams_equal_those_of_transformers(case, dtype, parity):
     actual = np.asarray(lm(case.tokens_BL, source=source))
     assert str(actual.dtype) == dtype and 0.5 < np.abs(expected["logits"]).max() < 50
     parity("transformers", case.name, dtype, relative_error(actual, expected["logits"]))
+    if dtype == "float32":  # the same parameters in float64: how much of the difference is each side's rounding
+        exact = hf_seq2seq.outputs(case.folders["float64"], case.source, case.tokens_BL, "float64")["logits"]
+        parity("transformers", f"{case.name}, ours from float64", dtype, relative_error(actual, exact))
+        parity("transformers", f"{case.name}, theirs from float64", dtype, relative_error(expected["logits"], exact))
     names = {}
     for stack in ("encoder", "decoder"):
         names |= taps(lm.config, stack, [name for name in expected if name.startswith(stack) and name[-1].isdigit()])
