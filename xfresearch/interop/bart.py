@@ -1,7 +1,7 @@
 """BART (Lewis et al. 2020): an encoder and a decoder, post-norm, learned positions that begin at row 2 of their tables, a
-norm of the embedding, none at the end of a stack, biases everywhere.
+norm of the embedding, no norm at the end of a stack, biases everywhere.
 
-`transformers` adds `final_logits_bias` to the logits, mostly zeros. It is a parameter here only if it is not 0.
+`transformers` adds `final_logits_bias`, mostly zeros, to the logits. The model has this parameter only if it is not 0.
 """
 
 from xfresearch.interop.family import Family, Key, Row, in_both, keys_of_both, linear, norm, of_encoder, row

@@ -15,15 +15,6 @@ def text_length(rows) -> int:
     return rows - OFFSET
 
 
-
-def read_rows(rows) -> int:
-    """The longest text for a table of so many rows. Raises Unsupported if there are no rows after the first two."""
-    key = "max_position_embeddings"
-    if count(key, rows) <= OFFSET:
-        raise Unsupported(f"config.json: {key}={rows} is not allowed: it must be above {OFFSET}, where positions begin")
-    return rows - OFFSET
-
-
 FAMILY = Family(
     name="roberta",
     architecture="RobertaForMaskedLM",

@@ -76,7 +76,7 @@ def _found(seen: Evidence, look: Look, axes_RF: np.ndarray) -> Found:
 
 
 def _about(study: Study, look: Look) -> dict:
-    """At which look an arm was settled, or that it never was: {} for a study without looks."""
+    """{"look": the pairs and the level of the look that gave an arm's verdict}; {} for a study without looks."""
     return {"look": {"pairs": look.pairs, "level": look.level}} if study.looks else {}
 
 

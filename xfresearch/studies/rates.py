@@ -36,8 +36,8 @@ def means(tried: Tried) -> dict[float, float]:
 
 
 def best_rate(losses: Mapping[float, float]) -> float | None:
-    """The learning rate with the smallest loss; of several, as those that solve a task, the one closest to the middle of the
-    grid. None if every run diverged."""
+    """The learning rate with the smallest loss. Of rates with equal losses, as where all solve a task, the one closest to
+    the middle of the grid. None if every run diverged."""
     rates = sorted(losses)
     known = [rate for rate in rates if math.isfinite(losses[rate])]
     middle = (len(rates) - 1) / 2
