@@ -274,6 +274,22 @@ def test_texts_begin_with_the_tokenizers_begin_of_text_token(lm_eval):
     assert [total for total, _ in result] == pytest.approx(expected, rel=TOLERANCE["float32"])
 
 
+def test_a_context_is_the_source_of_a_model_with_an_encoder(lm_eval):
+    from xfresearch.harness.paired import PairedAdapter
+
+    lm = tiny_model("tasks/reverse", source_length=24, sequence_length=24)
+    adapter = PairedAdapter(lm, Items(), 24, 2)
+    result = adapter.loglikelihood([Instance(("abc ", " cba")), Instance(("", "b"))])
+    for (context, target), (total, _) in zip((("abc ", "cba"), ("", "b")), result, strict=True):
+        read = [[*context.encode(), 256]]
+        expected = -float(np.asarray(lm.loss([[256, *target.encode()]], source=read), np.float64).sum())
+        assert total == pytest.approx(expected, rel=10 * TOLERANCE["float32"])
+    (text,) = adapter.generate_until([Instance(("abc", {"until": ["!"], "max_gen_toks": 4, "do_sample": False}))])
+    assert text == lm.generate(source="abc", max_new_tokens=4, temperature=0.0).split("!")[0]
+    with pytest.raises(UserError, match="the encoder reads a context, and the task asks for the likelihood of whole texts"):
+        adapter.loglikelihood_rolling([Instance(("abc",))])
+
+
 def test_a_model_that_diverged_has_no_metrics(lm_eval):
     """With NaN, lm_eval would take the first choice, and count it as correct if it happens to be."""
     lm = tiny_model("gpt2")
