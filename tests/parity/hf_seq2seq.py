@@ -82,10 +82,10 @@ def outputs(folder: Path, source: list[list[int]], tokens_BL, dtype: str) -> dic
     return {name: value.numpy() for name, value in values.items()}
 
 
-def texts(folder: Path, source: list[list[int]], count: int, dtype: str, beams: int = 1, penalty: float = 1.0):
+def texts(folder: Path, source, count: int, dtype: str, beams: int = 1, penalty: float = 1.0, ends=ENDS):
     """The tokens that greedy decoding or a beam search finds for each source, without the start and the end."""
     settings = {"max_new_tokens": count, "do_sample": False, "num_beams": beams}
     settings |= {"length_penalty": penalty} if beams > 1 else {}
     with torch.no_grad(), hf_torch.precision(dtype):
         rows = hf_torch.read(folder, dtype).generate(**inputs(source), **settings).tolist()
-    return [list(takewhile(lambda token: token not in ENDS, row[1:])) for row in rows]
+    return [list(takewhile(lambda token: token not in ends, row[1:])) for row in rows]

@@ -2,6 +2,7 @@
 decoding, beam search and export equal `transformers`."""
 
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -14,15 +15,19 @@ torch = pytest.importorskip("torch", reason=MISSING.format("torch"))
 transformers = pytest.importorskip("transformers", reason=MISSING.format("transformers"))
 
 import xfresearch as xf  # noqa: E402
+from tests.contracts.variants import random_params  # noqa: E402
 from tests.interop.folders import assert_same_tensors  # noqa: E402
 from tests.parity import hf_seq2seq  # noqa: E402
 from tests.parity.hf_draws import ROUNDS, Draw  # noqa: E402
 from tests.parity.hf_seq2seq import DRAWS, ENDS, START  # noqa: E402
 from tests.parity.test_hf_keys import changes_of  # noqa: E402
+from xfresearch.data.tokenizers import ByteTokenizer  # noqa: E402
 from xfresearch.data.tokenizers.special_tokens import read  # noqa: E402
 from xfresearch.loading.generating import generated  # noqa: E402
+from xfresearch.models.model_config import with_dtype  # noqa: E402
 from xfresearch.models.sampling import Beams, Sampling  # noqa: E402
 from xfresearch.models.sources import padded  # noqa: E402
+from xfresearch.run.config_files import parse  # noqa: E402
 
 pytestmark = pytest.mark.parity
 
@@ -134,3 +139,22 @@ def test_a_changed_key_is_obeyed_or_refused(name, tmp_path):
             wrong.append(what)
     assert compared > 10
     assert not wrong
+
+
+@pytest.mark.parametrize("name", ["t5:tiny", "t5:v1_1_tiny", "bart:tiny"])
+def test_a_model_made_here_is_read_by_transformers(name, tmp_path, parity):
+    """With special tokens that are not the family's, and its logits and beam search."""
+    run = parse(["--config", name])
+    model = with_dtype(replace(run.model, vocab_size=257), "float64")
+    lm = xf.LanguageModel(model, random_params(model), ByteTokenizer(), run)
+    lm.export_hf(tmp_path / "out")
+    random = np.random.default_rng(0)
+    source = [random.integers(0, 256, length).tolist() for length in SOURCES]
+    tokens_BL = random.integers(0, 256, (2, TARGET))
+    expected = hf_seq2seq.outputs(tmp_path / "out", source, tokens_BL, "float64")["logits"]
+    parity("transformers", f"{name}, made here", "float64", relative_error(lm(tokens_BL, source=padded(source)), expected))
+    found = hf_seq2seq.texts(tmp_path / "out", source, COUNT, "float64", 3, 1.0, ends=lm.tokenizer.stops)
+    texts: list = [[], []]
+    keep = lambda row, text, new: texts[row].extend(new)  # noqa: E731
+    lm.generate(source=padded(source), beams=3, temperature=0.0, max_new_tokens=COUNT, stream=keep)
+    assert texts == found
