@@ -106,6 +106,11 @@ def test_mistakes_exit_with_2_and_a_one_line_error(folder, run, tmp_path, capsys
 
 def test_a_stack_and_a_role_are_chosen_on_the_command_line(tmp_path, capsys):
     workdir = str(make_run(tmp_path / "pairs", "tasks/reverse", steps=(10,)))
+    convert.main(["--dry-run", workdir])
+    lines = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+    assert lines["merge_query_key"] == "applies"
+    assert lines["drop_query"].startswith("applies with --role cross; to all refused: encoder, layer 0, layout='pre_norm'")
+    assert lines["feed_forward_to_memory"].startswith("applies with --stack encoder; to all refused: layer 0")
     convert.main(["merge_query_key,untie", workdir, "--dry-run", "--stack", "decoder"])
     assert "merge_query_key, untie: " in capsys.readouterr().out
     with pytest.raises(UserError, match="merge_query_key: layer 0, attention: query='merged' and key='identity_whole'"):

@@ -30,6 +30,8 @@ examples:
   python -m xfresearch.convert fold_norm,merge_query_key runs/a runs/merged
   python -m xfresearch.convert merge_query_key runs/a --dry-run"""
 
+# Parts of a model with an encoder that may be converted alone.
+PARTS = {"--stack encoder": {"stack": "encoder"}, "--stack decoder": {"stack": "decoder"}, "--role cross": {"role": "cross"}}
 UNITS = {"": 1, "MB": 10**6, "GB": 10**9}
 
 
@@ -151,17 +153,27 @@ def dry_run(options) -> None:
 def dry_run_all(options) -> None:
     """Says for every conversion whether it applies to a checkpoint, or the reason why it does not."""
     from xfresearch.loading import loading
-    from xfresearch.surgery import CONVERSIONS, Refused, chain
-    from xfresearch.surgery.converting import plan
+    from xfresearch.surgery import CONVERSIONS
 
     lm = loading.load(options.workdir)
     for name in CONVERSIONS:
-        try:
-            plan(lm, chain(name))
-            outcome = "applies"
-        except Refused as refused:
-            outcome = f"refused: {str(refused).removeprefix(f'{name}: ')}"
-        print(f"{name:<26}{outcome}")
+        refused = refusal(lm, name)
+        parts = PARTS.items() if refused and lm.config.encoder else ()
+        alone = [flag for flag, where in parts if not refusal(lm, name, **where)]
+        applies = f"applies with {' or '.join(alone)}; to all " if alone else ""
+        print(f"{name:<26}{applies}refused: {refused}" if refused else f"{name:<26}applies")
+
+
+def refusal(lm, name: str, stack: str = "", role: str = "") -> str:
+    """Why a conversion does not apply to a model, or to a part of it; '' if it does."""
+    from xfresearch.surgery import chain
+    from xfresearch.surgery.converting import plan
+
+    try:
+        plan(lm, chain(name, stack=stack, role=role))
+    except UserError as error:  # refused, or the conversion has no roles
+        return str(error).removeprefix(f"{name}: ")
+    return ""
 
 
 def operate(options) -> None:
