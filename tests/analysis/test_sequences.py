@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 
 from tests.tiny_runs import tiny_model
+from xfresearch.analysis.passes import half_of
+from xfresearch.analysis.prompts import Prompt, read
 from xfresearch.analysis.sequences import Sequences, batches, concatenated, first_of_rows, mean_of_tokens, sequences
 from xfresearch.data.pipeline import prepare
 from xfresearch.runtime.errors import UserError
@@ -59,6 +61,13 @@ def test_the_first_pair_of_a_packed_row(lm):
     for number in range(4):
         source, target = pair(lm, rows, number)
         assert target[1:-1] == source[:-1][::-1] and target[-1] == source[-1] == 256
+
+
+def test_padding_and_repeated_tokens_end_with_the_tables_of_positions():
+    lm = tiny_model("tasks/reverse", source_length=6, sequence_length=24)
+    rows, last = read(lm, [Prompt((1, 2, 3), 0, 0, ())])
+    assert rows.of_source.tokens_NL.shape == (1, 6) and list(last) == [0]
+    assert half_of(lm.config, 20, 64) == 3 and half_of(tiny_model("gpt2").config, 20, 64) == 10
 
 
 def test_a_model_of_a_single_stack_has_no_source():

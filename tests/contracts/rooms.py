@@ -16,10 +16,11 @@ import numpy as np
 from tests.contracts import two_stacks
 from tests.contracts.two_stacks import SOURCE
 from tests.contracts.variants import ALL, random_params
-from tests.editing.words import OBJECTS, WORDS, WordTokenizer
+from tests.editing.words import WordTokenizer
 from tests.tiny_runs import tiny_config
 from xfresearch import LanguageModel
 from xfresearch.analysis.coefficients import memory_names
+from xfresearch.analysis.prompts import prompt_of
 from xfresearch.analysis.registry import ANALYSES
 from xfresearch.analysis.sequences import Sequences
 from xfresearch.data.facts import Fact
@@ -81,7 +82,8 @@ def analysed(lm: LanguageModel, name: str) -> None:
 
 def traced(lm: LanguageModel) -> None:
     """A trace of a fact that the model is taken to know: only predicted objects are traced."""
-    known = mock.Mock(side_effect=lambda model, params, tokens, last: np.full(len(last), WORDS.index(OBJECTS[0])))
+    target = prompt_of(lm, REQUEST).target[0]
+    known = mock.Mock(side_effect=lambda model, params, tokens, last: np.full(len(last), target))
     with mock.patch.object(import_module("xfresearch.analysis.trace"), "_likeliest", known):
         analysed(lm, "trace")
 

@@ -25,7 +25,7 @@ import numpy as np
 
 from xfresearch.analysis import alignment
 from xfresearch.analysis.heads import beside_tokens, matrices, mean_of_queries
-from xfresearch.analysis.passes import about, again, by_layer, by_stack, depth_of, measure, wide
+from xfresearch.analysis.passes import about, again, by_layer, by_stack, depth_of, half_of, measure, wide
 from xfresearch.analysis.registry import analysis
 from xfresearch.analysis.result import HeatMap, Part, Result, Table, joined
 from xfresearch.analysis.sequences import ROWS, Sequences, sequences
@@ -69,7 +69,7 @@ def attention(lm, data=None, count: int = ROWS, length: int = 0, seed: int = 0, 
     cross-attention (alignment.py) cross/name. The intervals of .summary are over rows. Raises UserError for data that cannot
     be read."""
     rows = sequences(lm, data, count, length, source=source)
-    half = min(rows.tokens_NL.shape[1] // 2, 64)
+    half = half_of(lm.config, rows.tokens_NL.shape[1], 64)
     repeated = again(lm, half, seed) if half > 1 else None
     groups = by_stack(lm.config.sublayers(has="attends"))
     parts = {name: _of_stack(lm, rows, repeated, half, mixers) for name, mixers in groups.items()}

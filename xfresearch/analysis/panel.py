@@ -17,7 +17,7 @@ from xfresearch.analysis.attention import SITES as OF_ATTENTION
 from xfresearch.analysis.attention import repetition, statistics
 from xfresearch.analysis.lens import applies as has_lens
 from xfresearch.analysis.lens import by_depth
-from xfresearch.analysis.passes import inside_blocks, of_sublayers, rows_of, wide
+from xfresearch.analysis.passes import half_of, inside_blocks, of_sublayers, rows_of, wide
 from xfresearch.analysis.routing import SITES as OF_ROUTING
 from xfresearch.analysis.routing import choices
 from xfresearch.analysis.sequences import Sequences, first_of_rows, mean_of_tokens, passed
@@ -44,7 +44,7 @@ class Panel:
         """batch: held-out rows, the same in every process; their first LENGTH tokens are used, and of packed pairs the first
         one of each row. mesh: that of the parameters."""
         rows = first_of_rows(batch).shortened(LENGTH)
-        half = min(REPEATED, rows.inputs.tokens_NL.shape[1] // 2) if model.causal else 0
+        half = half_of(model, rows.inputs.tokens_NL.shape[1], REPEATED) if model.causal else 0
         tokens_BL, source_BS = (self._repeated(model, rows, half, seed) for seed in (0, 1))
         repeated = Sequences(tokens_BL, source=Source(source_BS) if model.encoder else None)
         everywhere = None if mesh is None else jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())

@@ -21,6 +21,11 @@ from xfresearch.runtime.progress import stage
 BATCH = 8
 
 
+def half_of(model: ModelConfig, length: int, most: int) -> int:
+    """The number of tokens that `repeated` may repeat: at most half of `length`, and of the tables of positions."""
+    return min(length // 2, most, *(stack.longest // 2 for stack in model.all_stacks if stack.longest))
+
+
 def again(lm: LanguageModel, count: int, seed: int = 0) -> Sequences:
     """Rows of `repeated` tokens, and for an encoder rows of others."""
     tokens_BL = repeated(lm, count, seed=seed)

@@ -75,6 +75,9 @@ def read(lm, prompts: Sequence[Prompt], length: int = 0) -> tuple[Sequences, np.
     tokens_BL, sizes_B = padded([prompt.tokens for prompt in prompts], length), [len(prompt.tokens) for prompt in prompts]
     if lm.config.encoder is None:
         return Sequences(tokens_BL), np.array(sizes_B) - 1
+    longest = lm.config.encoder.longest
+    if longest and not length:  # padding ends with the table of positions
+        tokens_BL = tokens_BL[:, : max(longest, *sizes_B)]
     return after_start(lm.tokenizer, tokens_BL, np.array(sizes_B)), np.zeros(len(prompts), int)
 
 
