@@ -1,8 +1,9 @@
 """BERT (Devlin et al. 2019): an encoder alone, which predicts masked tokens from the tokens on both sides.
 
-bert:base    width 768, 12 layers, 12 heads, 30,522 tokens; 109.5 M parameters
-bert:large   width 1024, 24 layers, 16 heads; 335.2 M parameters
-bert:tiny    runs in less than a minute on two cores
+bert          base: width 768, 12 layers, 12 heads, 30,522 tokens; 109.5 M parameters
+bert:base     the same
+bert:large    width 1024, 24 layers, 16 heads; 335.2 M parameters
+bert:tiny     runs in less than a minute on two cores
 
 Post-norm, GELU, learned positions, token types, biases everywhere, a norm of the embedding, and a layer before the output
 matrix, the embedding's transpose. The published 110 M have a pooler for classes, and not the head for masked tokens.

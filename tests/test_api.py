@@ -283,7 +283,7 @@ def test_mistakes_in_calls_give_one_line_errors(gpt2):
         (lambda: gpt2.generate("a", seed=1.5), "seed=1.5 .* an integer"),
         (lambda: gpt2([[1]], positions_BL=[[64]]), "positions_BL has 64, .* at least 0 and below 64"),
         (lambda: gpt2([[1]], positions_BL=[[-1]]), "positions_BL has -1, .* at least 0 and below 64"),
-        (lambda: gpt2.memory("x"), "layer x: this model has layers 0 to 1"),
+        (lambda: gpt2.memory("x"), "'x' has no memory: it must be the path of a sublayer with one, such as 'blocks.0"),
         (lambda: gpt2.unembed(np.zeros((1, 3))), r"x of shape \(1, 3\) is not allowed: it must be \[..., 32\]"),
     ]
     for call, text in cases:

@@ -1,7 +1,9 @@
 """python -m xfresearch.generate --workdir DIR [--prompt TEXT ...] [--source TEXT ...]
 
-Continues prompts with a trained model, or decodes sources if it has an encoder, or fills masks if it is not causal. Text is
-streamed to standard output, timings go to standard error.
+Continues prompts with a trained model, decodes sources, or fills masks.
+
+An encoder reads the sources, and a model that is not causal fills masks.
+Text is streamed to standard output, timings go to standard error.
 """
 
 import sys

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from tests.contracts.variants import ALL, ONE_STACK
-from tests.training.test_parameter_kinds import kind_of, leaves
+from tests.training.test_parameter_kinds import kind_of
 from xfresearch.models import transformer
 from xfresearch.models.layers import stacks
+from xfresearch.runtime.trees import by_path
 
 # Outputs per layer that are added to the residual stream. Each is scaled by 1/sqrt(depth * outputs), so that the
 # stream's variance does not grow with depth (GPT-2, sec. 2.3). 0: not scaled, since a norm, a gain or the lack of a
@@ -124,10 +125,13 @@ INITIAL = {
     "embed/table": lambda shape, model, block: model.embedding_std or fan(model.width, model),
     "head/table": lambda shape, model, block: fan(model.width, model),
     "position/table": lambda shape, model, block: fan(model.width, model),
+    "token_type/table": lambda shape, model, block: fan(model.width, model),
     "embedding_scale": lambda shape, model, block: model.width**0.5,
     "shared/relative_key": ONES,  # N(0, 1), as in the code of Sukhbaatar et al. 2019
     "shared/relative_bias": ZEROS,
     "head_bias/bias": ZEROS,
+    "head_layer/dense/kernel": lambda shape, model, block: fan(shape[0], model),
+    "head_layer/dense/bias": ZEROS,
     "block/attention/query/kernel": query,
     "block/attention/key/kernel": lambda shape, model, block: low_rank(block.attention) * fan(shape[0], model),
     "block/attention/value/kernel": value,
@@ -171,7 +175,7 @@ INITIAL = {
 }
 INITIAL |= {f"block/attention/{name}/bias": ZEROS for name in ("query", "key", "value", "output")}
 INITIAL |= {f"block/feed_forward/{name}/bias": ZEROS for name in ("up", "gate", "down", "hidden_norm")}
-NORMS = ["embedding_norm", "final_norm"]
+NORMS = ["embedding_norm", "final_norm", "head_layer/norm"]
 NORMS += [f"block/{s}_norm_{place}" for s in ("attention", "feed_forward") for place in ("in", "out", "post")]
 NORMS += [f"block/attention/{name}" for name in ("query_norm", "key_norm", "query_scaling", "value_scaling")]
 INITIAL |= {f"block/attention/lambda_{name}_{i}": 0.1 for name in ("query", "key") for i in (1, 2)}
@@ -207,7 +211,7 @@ def ones(monkeypatch):
 def test_initial_values_equal_the_table(name, ones):
     model = ALL[name]
     blocks = {stack.name: stack.block for stack in stacks(model)}
-    for path, leaf in leaves(transformer.init(model, jax.random.key(0))).items():
+    for path, leaf in by_path(transformer.init(model, jax.random.key(0))).items():
         stacked = path.startswith("blocks/")
         block = model.blocks[blocks[path.split("/")[1]] if stacked else stacks(model)[0].block]
         initial = INITIAL[kind_of(path)]

@@ -128,7 +128,7 @@ def test_the_documented_figure_exists():
 
 
 def test_a_probe_that_does_not_exist_is_refused():
-    with pytest.raises(UserError, match="probes='recal' is not allowed: it must be one of copying, recall, induction, "):
+    with pytest.raises(UserError, match="probes='recal' is not allowed: it must be one of copying, recall, exact_match, "):
         probes.check(("recal",))
     with pytest.raises(UserError, match="probes='tasks.piqa,boolq' is not allowed: it must be tasks.NAME, of one task"):
         probes.check(("tasks.piqa,boolq",))

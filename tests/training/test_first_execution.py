@@ -161,6 +161,7 @@ def commands(workdir, folder):
 def test_a_command_uses_the_devices_in_one_thread(name, trained, tmp_path, monkeypatch):
     time_nothing(monkeypatch)
     command, arguments = commands(trained[0], tmp_path)[name]
+    jax.clear_caches()  # only programs that are compiled here are seen
     with recorded() as calls:
         command.main(arguments)
     assert threads(calls) == {threading.current_thread().name}

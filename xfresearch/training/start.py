@@ -38,8 +38,7 @@ FIXED = {
     "function": "its parameters were trained for the function that this option decides",
     "initialisation": "its parameters are not drawn again",
 }
-# Tables whose rows come first.
-TABLES = ("embed/table", "head/table", "head_bias/bias", "position/table", "token_type/table", "shared/relative_key")
+TABLES = ("embed/table", "head/table", "head_bias/bias", "position/table", "shared/relative_key")  # rows come first
 
 
 def parse(arguments: Sequence[config_files.Source], workdir: str = "") -> Config:
