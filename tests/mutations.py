@@ -44,7 +44,7 @@ def read(text: str) -> list[Mutation]:
 
 def copy_of_the_tree(target: Path) -> Path:
     """A copy of this repository at `target`, without what runs and tests leave in it."""
-    return shutil.copytree(ROOT, target, ignore=shutil.ignore_patterns(".*", "__pycache__", "runs", "shared"))
+    return shutil.copytree(ROOT, target, symlinks=True, ignore=shutil.ignore_patterns(".*", "__pycache__", "runs", "shared"))
 
 
 def survives(mutation: Mutation) -> tuple[str, list[str]]:

@@ -13,9 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType
 
+from tests.contracts.meshes import mesh_sizes
 from tests.contracts.passes import capture, forward
 from tests.contracts.two_stacks import MODELS
-from tests.contracts.variants import ALL, KEPT, in_float64, mesh_sizes, random_params, tokens_for, tree_error
+from tests.contracts.variants import ALL, KEPT, in_float64, random_params, tokens_for, tree_error
 from tests.tolerances import relative_error
 from xfresearch.models import transformer
 from xfresearch.models.context import Execution

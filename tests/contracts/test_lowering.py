@@ -5,9 +5,10 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import AbstractMesh, AxisType
 
+from tests.contracts.meshes import mesh_sizes
 from tests.contracts.passes import forward
 from tests.contracts.two_stacks import MODELS
-from tests.contracts.variants import ALL, DISTINCT, marked, mesh_sizes
+from tests.contracts.variants import ALL, DISTINCT, marked
 from tests.daily import daily
 from xfresearch.models import transformer
 from xfresearch.models.context import Execution

@@ -8,7 +8,6 @@ An option of a kind that the base does not have contains the kind: blocks.main.a
 """
 
 import itertools
-import math
 import re
 import typing
 from dataclasses import replace
@@ -387,14 +386,3 @@ def tree_error(actual, expected) -> float:
     leaves = list(zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True))
     assert all(a.shape == e.shape for a, e in leaves)
     return float(max(abs(a - e).max() for a, e in leaves) / max(abs(e).max() for _, e in leaves))
-
-
-def mesh_sizes(config: ModelConfig, devices: int) -> dict[str, int]:
-    """Size 2 for every mesh axis that can shard the model; the data axis has the remaining devices."""
-    options = [block.attention for block in config.blocks.values()]
-    heads = [a.heads for a in options if hasattr(a, "heads")]
-    heads += [n for n in (getattr(a, "kv_heads", 0) for a in options) if n > 1]  # a single one is on every device
-    experts = [moe.experts for moe in mixtures(config)]
-    sizes = {"fsdp": 2, "expert": math.gcd(2, *experts) if experts else 1, "tensor": math.gcd(2, *heads)}
-    sizes["context"] = 2 if devices >= 32 else 1
-    return {"data": devices // math.prod(sizes.values()), **sizes}
