@@ -237,24 +237,27 @@ def attention(values: dict, sink: bool) -> dict:
     for b, h in np.ndindex(B, H):
         rows = []
         for n in range(1, L):
-            everything = np.concatenate([w[b, h, n], m[b, h, n]])
-            everything = everything[everything > 0]
             o, v = values["heads"][b, n, h], values["value"][b, n, h // share]
             row = {
                 "first": w[b, h, n, 0],
                 "previous": w[b, h, n, n - 1],
                 "self": w[b, h, n, n],
                 "distance": sum(w[b, h, n, s] * (n - s) for s in range(L)),
-                "entropy": -(everything * np.log(everything)).sum(),
                 "own_value": o @ v / np.linalg.norm(o) / np.linalg.norm(v),
             }
-            slots = m.shape[-1] - sink
-            row |= {"slots": m[b, h, n, :slots].sum()} if slots > 0 else {}
-            row |= {"sink": m[b, h, n, -1]} if sink else {}
-            rows.append(row)
+            rows.append(row | entropy_and_rest(w[b, h, n], m[b, h, n], sink))
         for name in rows[0]:
             of_heads.setdefault(name, np.zeros((B, H)))[b, h] = np.mean([row[name] for row in rows])
     return of_heads
+
+
+def entropy_and_rest(w_S, m_M, sink: bool) -> dict:
+    """The entropy of one query's weights, those of slots and the sink among them, and what slots and the sink take."""
+    everything = np.concatenate([w_S, m_M])
+    everything = everything[everything > 0]
+    slots = len(m_M) - sink
+    rest = {"slots": m_M[:slots].sum()} if slots > 0 else {}
+    return {"entropy": -(everything * np.log(everything)).sum()} | rest | ({"sink": m_M[-1]} if sink else {})
 
 
 def across(values: dict, tokens_BL, next_BL, source_BS, sink: bool) -> dict:
@@ -267,15 +270,10 @@ def across(values: dict, tokens_BL, next_BL, source_BS, sink: bool) -> dict:
     for b, h in np.ndindex(B, H):
         rows = []
         for n in range(L):
-            everything = np.concatenate([w[b, h, n], m[b, h, n]])
-            everything = everything[everything > 0]
-            row = {"first": w[b, h, n, 0], "last": w[b, h, n, -1], "entropy": -(everything * np.log(everything)).sum()}
+            row = {"first": w[b, h, n, 0], "last": w[b, h, n, -1]}
             for name, token in (("same", tokens_BL[b, n]), ("next", next_BL[b, n])):
                 row[name] = sum(w[b, h, n, s] for s in range(S) if source_BS[b, s] == token)
-            slots = m.shape[-1] - sink
-            row |= {"slots": m[b, h, n, :slots].sum()} if slots > 0 else {}
-            row |= {"sink": m[b, h, n, -1]} if sink else {}
-            rows.append(row)
+            rows.append(row | entropy_and_rest(w[b, h, n], m[b, h, n], sink))
         for name in rows[0]:
             of_heads.setdefault(name, np.zeros((B, H)))[b, h] = np.mean([row[name] for row in rows])
     return of_heads
