@@ -106,6 +106,12 @@ def with_words(bert, tmp_path) -> xf.LanguageModel:
     return xf.LanguageModel(bert.config, bert.params, load_tokenizer(tmp_path), bert.run)
 
 
+def test_words_of_a_vocabulary_are_separated_by_line_ends_alone(tmp_path):
+    """As in `transformers`: a word may hold U+2028, at which str.splitlines would cut it."""
+    made.write(tmp_path, {"vocab.txt": "a\u2028b\n" + made.word_pieces()})
+    assert load_tokenizer(tmp_path).encode(b"the cat").tolist() == [6, 7]
+
+
 def test_masks_are_filled_with_the_likeliest_tokens(with_words):
     """A text is [CLS], its tokens and [SEP]. The second text is shorter, and padding does not change it."""
     texts = ["The [MASK] and the dog is [MASK].", "cats [MASK]"]

@@ -52,12 +52,12 @@ def read(directory: epath.Path) -> SpecialTokens:
         files |= {SETTINGS: json.dumps(settings | {"extra_ids": sentinels}).encode() + b"\n"} if sentinels else {}
     adds_begin = values.get("add_bos_token") is True
     kind = str(values.get("tokenizer_class", "")).removesuffix("Fast")
-    begin, end = (_name(values.get(name)) for name in ("bos_token", "eos_token"))
+    begin, end = (name_of(values.get(name)) for name in ("bos_token", "eos_token"))
     start, first, last = found.values()
     return SpecialTokens(begin, adds_begin, end, stops, start, (first, last), sentinels, kind, files)
 
 
-def _name(token) -> str:
+def name_of(token) -> str:
     """The name of a token, which the files store as a string or as an object with the key "content"."""
     token = token.get("content") if isinstance(token, dict) else token
     return token if isinstance(token, str) else ""
@@ -66,7 +66,7 @@ def _name(token) -> str:
 def _sentinels(values: dict) -> int | None:
     """The number of T5's sentinels: as a number, as names, or 100 for T5's tokenizer. None if the settings have none."""
     listed = values.get("additional_special_tokens")
-    names = [_name(token) for token in listed] if isinstance(listed, list) else []
+    names = [name_of(token) for token in listed] if isinstance(listed, list) else []
     named = sum(name.startswith("<extra_id_") for name in names)
     usual = 100 if str(values.get("tokenizer_class", "")).startswith("T5Tokenizer") else None
     count = values.get("extra_ids", named or usual)

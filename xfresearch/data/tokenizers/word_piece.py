@@ -1,14 +1,14 @@
 """BERT's vocab.txt, which is converted to a tokenizer.json: words in pieces, of which those inside a word begin with ##."""
 
+import io
 import json
 
 from etils import epath
 
-from xfresearch.data.tokenizers.special_tokens import SpecialTokens
+from xfresearch.data.tokenizers.special_tokens import SETTINGS, SpecialTokens, name_of
 from xfresearch.runtime.files import read_bytes
 
 VOCABULARY = "vocab.txt"
-CONFIG = "tokenizer_config.json"
 NAMES = {"unk": "[UNK]", "sep": "[SEP]", "pad": "[PAD]", "cls": "[CLS]", "mask": "[MASK]"}
 
 
@@ -18,10 +18,10 @@ def bert_tokenizer(vocabulary: epath.Path, special: SpecialTokens) -> str:
     import tokenizers
     from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
-    settings = json.loads(special.files.get(CONFIG, b"{}"))
-    names = {name: _text(settings.get(f"{name}_token")) or default for name, default in NAMES.items()}
-    words = read_bytes(vocabulary).decode().splitlines()
-    ids = {word.rstrip("\n"): number for number, word in enumerate(words)}
+    settings = json.loads(special.files.get(SETTINGS, b"{}"))
+    names = {name: name_of(settings.get(f"{name}_token")) or default for name, default in NAMES.items()}
+    lines = io.StringIO(read_bytes(vocabulary).decode(), newline=None)  # str.splitlines would cut a token at U+2028
+    ids = {line.rstrip("\n"): number for number, line in enumerate(lines)}
     if missing := [name for name in names.values() if name not in ids]:
         raise ValueError(f"it has no {missing[0]}, which BERT's vocabularies have")
     hf = tokenizers.Tokenizer(models.WordPiece(ids, unk_token=names["unk"]))
@@ -39,8 +39,3 @@ def bert_tokenizer(vocabulary: epath.Path, special: SpecialTokens) -> str:
         special_tokens=[(name, ids[name]) for name in (first, last)],
     )
     return hf.to_str()
-
-
-def _text(token) -> str:
-    """A token's text, which the settings store as a string or as an object with the key "content"."""
-    return token.get("content", "") if isinstance(token, dict) else token or ""
