@@ -9,6 +9,7 @@ import numpy as np
 
 from xfresearch.data.tokenizers import Tokenizer
 from xfresearch.data.tokenizers.added_ids import MASKS, mask_id
+from xfresearch.models.decoding import padded_length
 from xfresearch.models.inputs import encode
 from xfresearch.models.model_config import ModelConfig
 from xfresearch.runtime.errors import UserError, require
@@ -33,9 +34,9 @@ def masked_ids(model: ModelConfig, tokenizer: Tokenizer, text: str) -> list[int]
 
 
 def padded(rows: Sequence[Sequence[int]], longest: int) -> tuple[np.ndarray, np.ndarray]:
-    """Tokens and segments [B, L], padded on the right. L is a power of two, so that few sizes are compiled, or `longest`."""
+    """Tokens and segments [B, L], padded on the right. L is the `padded_length` of the longest row, or `longest` if that is less."""
     most = max(map(len, rows))
-    length = max(16, 1 << (most - 1).bit_length())
+    length = padded_length(most)
     length = max(most, min(length, longest)) if longest else length
     tokens_BL, segments_BL = np.zeros((2, len(rows), length), np.int32)
     for row, ids in enumerate(rows):

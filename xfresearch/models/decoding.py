@@ -82,10 +82,14 @@ def generate(
         max_new_tokens -= count
 
 
+def padded_length(longest: int) -> int:
+    """The length of rows of at most `longest` tokens: a power of two, so that few sizes are compiled."""
+    return max(16, 1 << (longest - 1).bit_length())
+
+
 def pad_left(prompts: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
-    """Tokens and segments [B, P] of left-padded prompts. P is a power of two, so that few sizes are compiled."""
-    longest = max(map(len, prompts))
-    width = max(16, 1 << (longest - 1).bit_length())
+    """Tokens and segments [B, P] of left-padded prompts. P is the `padded_length` of the longest."""
+    width = padded_length(max(map(len, prompts)))
     tokens_BP, segments_BP = np.zeros((2, len(prompts), width), np.int32)
     for row, prompt in enumerate(prompts):
         tokens_BP[row, width - len(prompt) :] = prompt
