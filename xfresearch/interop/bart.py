@@ -88,7 +88,7 @@ FAMILY = Family(
         *attention("model.decoder.layers.{layer}.encoder_attn", "cross_attention", "W"),
     ),
     needs={"is_encoder_decoder": True, "is_decoder": False},
-    copies=("model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight"),
+    same_tensors={f"model.{stack}.embed_tokens.weight": "model.shared.weight" for stack in ("encoder", "decoder")},
     zeros={LOGITS_BIAS: lambda model: (1, model.vocab_size)},
     without_effect=(
         *("encoder_layerdrop", "decoder_layerdrop", "classif_dropout", "add_bias_logits", "add_final_layer_norm"),

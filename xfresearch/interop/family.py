@@ -210,7 +210,6 @@ class Family:
     without_effect: tuple[str, ...] = ()  # keys in config.json of its models that `transformers` does not read
     # Fields of ours that the tensors decide, not config.json, as functions of {name: StoredTensor}.
     of_tensors: Mapping[str, Callable[[dict], bool]] = field(default_factory=dict)
-    copies: tuple[str, ...] = ()  # tensors that some folders have beside the embedding, equal to it
     # The shapes of tensors that are 0 in the folder of a model without these parameters.
     zeros: Mapping[str, Callable[[ModelConfig], tuple[int, ...]]] = field(default_factory=dict)
     ignored: tuple[str, ...] = ()  # name patterns of tensors that are not parameters (tables that the library computes)

@@ -172,7 +172,7 @@ def check(
         raise UserError(
             f"{folder}: tensor {missing[0]} is missing{more}{nearest(missing[0], stored.keys() - expected)}"
         )
-    copies = _copies(folder, family, model, expected, stored) | _same(folder, family, stored)
+    copies = _copies(folder, family, model, expected, stored)
     known = {*expected, *copies, *family.zeros}
     extra = [name for name in stored if name not in known and not is_ignored(family, name)]
     if extra:
@@ -208,25 +208,21 @@ def check_finite(stored: StoredTensor, tensor: np.ndarray, allowed: bool) -> Non
 
 
 def _copies(folder: Path, family: Family, model: ModelConfig, expected: dict[str, TensorMapping], stored: dict) -> set[str]:
-    """Names of tensors that may be copies of the embedding: a tied head, and the tables of the stacks. Raises UserError if a
-    copy differs from it."""
+    """Names of tensors that may be copies of other ones: a tied head, and the copies of the family. Raises UserError if a
+    copy differs from its original."""
     embedding = next(name for name, mapping in expected.items() if mapping.row.ours == ("embed/table",))
-    heads = {row.theirs for row in family.rows if row.ours == ("head/table",) and model.tie_embeddings}
-    tables = {name for each in family.copies for name in (each, each.removeprefix(family.prefix))}
-    for name in (heads | tables) & stored.keys():
-        if not stored[name].equals(stored[embedding]):
-            tied = "tie_word_embeddings in config.json must be false"
-            why = tied if name in heads else "a stack with a table of its own is not supported"
-            raise UserError(f"{folder}: tensors {name} and {embedding} differ: {why}")
-    return heads | tables
-
-
-def _same(folder: Path, family: Family, stored: dict) -> set[str]:
-    """Names of tensors that are copies of other ones. Raises UserError if a copy differs."""
-    for copied, name in family.same_tensors.items():
-        if {copied, name} <= stored.keys() and not stored[copied].equals(stored[name]):
-            raise UserError(f"{folder}: tensors {copied} and {name} differ: {family.name} has one of them")
-    return {copied for copied, name in family.same_tensors.items() if name in stored}
+    heads = {row.theirs: embedding for row in family.rows if row.ours == ("head/table",) and model.tie_embeddings}
+    prefix, same = family.prefix, family.same_tensors
+    bare = {copied.removeprefix(prefix): name.removeprefix(prefix) for copied, name in same.items()}
+    originals = {copied: name for copied, name in {**heads, **same, **bare}.items() if name in stored}
+    for copied, name in originals.items():
+        if copied in stored and not stored[copied].equals(stored[name]):
+            why = f"{family.name} has one of them"
+            if name == embedding:
+                tied = "tie_word_embeddings in config.json must be false"
+                why = tied if copied in heads else "a stack with a table of its own is not supported"
+            raise UserError(f"{folder}: tensors {copied} and {name} differ: {why}")
+    return set(originals)
 
 
 def fill(shards: dict[str, "Shards"], mapping: TensorMapping, tensor: np.ndarray) -> None:

@@ -107,7 +107,7 @@ FAMILY = Family(
         *norm("decoder.block.{layer}.layer.1.layer_norm", "cross_attention_norm_in"),
     ),
     needs={"is_encoder_decoder": True, "is_decoder": False},
-    copies=("encoder.embed_tokens.weight", "decoder.embed_tokens.weight"),
+    same_tensors={f"{stack}.embed_tokens.weight": "shared.weight" for stack in ("encoder", "decoder")},
     ignored=(r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",),  # of early folders
     without_effect=("is_gated_act", "dense_act_fn", "output_past"),
 )

@@ -34,7 +34,7 @@ def masked_ids(model: ModelConfig, tokenizer: Tokenizer, text: str) -> list[int]
 
 
 def padded(rows: Sequence[Sequence[int]], longest: int) -> tuple[np.ndarray, np.ndarray]:
-    """Tokens and segments [B, L], padded on the right. L is the `padded_length` of the longest row, or `longest` if that is less."""
+    """Tokens and segments [B, L], padded on the right. L is the `padded_length` of the rows, or `longest`."""
     most = max(map(len, rows))
     length = padded_length(most)
     length = max(most, min(length, longest)) if longest else length
