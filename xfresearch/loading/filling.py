@@ -46,17 +46,19 @@ def padded(rows: Sequence[Sequence[int]], longest: int) -> tuple[np.ndarray, np.
 
 def guesses(tokenizer: Tokenizer, tokens_BL: np.ndarray, logits_BLV: Any, top_k: int) -> list[Guesses]:
     """The `top_k` likeliest tokens of each mask of each row."""
+    mask = mask_id(tokenizer)
+    names = {mask: MASKS[0]} | {number: name for name, number in tokenizer.special_tokens.items()}
     filled: list[Guesses] = [[] for _ in tokens_BL]
-    for row, place in zip(*np.nonzero(tokens_BL == mask_id(tokenizer)), strict=True):
+    for row, place in zip(*np.nonzero(tokens_BL == mask), strict=True):
         p_V = np.asarray(jax.nn.softmax(logits_BLV[row, place]))
         best = np.argsort(-p_V, kind="stable")[:top_k]
-        filled[row].append([(_text(tokenizer, int(number)), float(p_V[number])) for number in best])
+        filled[row].append([(_text(tokenizer, names, int(number)), float(p_V[number])) for number in best])
     return filled
 
 
-def _text(tokenizer: Tokenizer, number: int) -> str:
-    """The text of a token, without the space before a word; the name of a special token; '' for an id that has none."""
-    names = {mask_id(tokenizer): MASKS[0]} | {each: name for name, each in tokenizer.special_tokens.items()}
+def _text(tokenizer: Tokenizer, names: dict[int, str], number: int) -> str:
+    """The text of a token, without the space before a word; for a special token its name in `names`; '' for an id that has
+    neither."""
     if number in names or number >= tokenizer.vocab_size:
         return names.get(number, "")
     return tokenizer.decode_bytes([number]).decode("utf-8", "replace").strip(" ")

@@ -18,7 +18,9 @@ def memory_of(model: ModelConfig, params: dict[str, Any], name: str) -> Memory:
     UserError if there is none."""
     for bound in transformer.bind(model, params).sublayers(has="memory_parts"):
         path = bound.sublayer.path
-        for part, memory in bound.module.memories(model.param_dtype).items() if f"{name}.".startswith(f"{path}.") else ():
+        if not f"{name}.".startswith(f"{path}."):
+            continue
+        for part, memory in bound.module.memories(model.param_dtype).items():
             if name == (f"{path}.{part}" if part else path):
                 return memory
     raise UserError(f"{name!r} has no memory: it must be the path of a sublayer with one, such as 'blocks.0.feed_forward'")
