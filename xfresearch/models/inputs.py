@@ -79,14 +79,14 @@ def each_token(name: str, numbers, tokens_BL, limit: int = 0):
 
 
 def prefix_of(model: ModelConfig, prefix_BL, tokens_BL):
-    """`each_token` of what is not 0 for the tokens of a prefix. Raises UserError, too, for a model without prefixes."""
+    """`each_token` for prefix_BL, not 0 for the tokens of a prefix. Raises UserError, too, for a model without prefixes."""
     if prefix_BL is not None and (why := without_prefix(model)):
         raise UserError(f"prefix_BL is not allowed: {why}")
     return each_token("prefix_BL", prefix_BL, tokens_BL)
 
 
 def types_of(model: ModelConfig, token_types_BL, tokens_BL):
-    """`each_token` of the types of tokens. Raises UserError, too, for a model without a table of types."""
+    """`each_token` for token_types_BL, the types of tokens. Raises UserError, too, for a model without a table of types."""
     if token_types_BL is not None and not model.token_types:
         raise UserError("token_types_BL is not allowed: this model has no table of token types (model.token_types)")
     return each_token("token_types_BL", token_types_BL, tokens_BL, limit=model.token_types)

@@ -39,7 +39,7 @@ class Trial(NamedTuple):
 
 
 Results = Mapping[Trial, float]  # the metric of finished runs, where less is better; NaN or infinite if a run diverged
-Pairs = Mapping[str, int] | None  # of runs that an arm needs (interim.py); None: all
+Pairs = Mapping[str, int] | None  # {arm: the pairs of runs that it needs} (interim.py); None: all pairs
 
 
 def arms(study: Study) -> list[str]:

@@ -29,6 +29,8 @@ SIMULATED = 500  # studies, for the plan
 
 
 class Look(NamedTuple):
+    """A look after so many pairs of runs, at this level, with critical values from so many drawn studies."""
+
     pairs: int
     level: float
     draws: int

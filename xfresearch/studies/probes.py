@@ -54,8 +54,8 @@ def pairs_twice(rng, rows: int, pairs: int, vocabulary: int) -> np.ndarray:
 
 
 def exact_match(lm) -> float:
-    """Greedy decoding gives a target if each of its tokens is the likeliest after those before it, so one pass tells. Of the
-    sequences of the points of the curve."""
+    """The share of held-out targets that greedy decoding gives. It gives a target if each of its tokens is the likeliest
+    after those before it, so one pass tells. Read from `evaluation.sequences` sequences, as for the loss curve."""
     from xfresearch.data.pipeline import evaluation_batches
     from xfresearch.evaluation import losses, whole_rows
 
@@ -70,7 +70,7 @@ def exact_match(lm) -> float:
 
 @cache
 def _scorer(model) -> Callable:
-    """One for all runs of a cell, so that they share its program."""
+    """The scorer of a model config: one for all runs of a cell, so that they share its compiled program."""
     from xfresearch.evaluation.losses import make_scorer
 
     return make_scorer(model)
