@@ -15,9 +15,9 @@ from functools import cache
 import jax.numpy as jnp
 import numpy as np
 
-from xfresearch.analysis.heads import beside_tokens, matrices, mean_of_queries
-from xfresearch.analysis.passes import by_layer, depth_of, measure, wide
-from xfresearch.analysis.result import HeatMap, Part, Table
+from xfresearch.analysis.heads import beside_tokens, matrices, mean_of_queries, measured, strongest
+from xfresearch.analysis.passes import by_layer, depth_of, wide
+from xfresearch.analysis.result import HeatMap, Part
 from xfresearch.analysis.sequences import Sequences, passed
 from xfresearch.analysis.token_classes import by_class, classes, even
 from xfresearch.analysis.token_text import shown
@@ -38,6 +38,7 @@ TITLES = {
     "copying": ("Copying", "eigenvalues of the OV circuit: 1 copies every token of the source"),
     "matching": ("Matching", "eigenvalues of the QK circuit: 1 attends to equal tokens of the source"),
 }
+STRONGEST = ("first", "last", "same", "next", "slots", "copying", "matching")
 SIGNED = ("copying", "matching")
 EXAMPLE = 24  # tokens of the first pair in the pictures
 
@@ -45,11 +46,7 @@ EXAMPLE = 24  # tokens of the first pair in the pictures
 def part(lm, rows: Sequences, mixers: list[Sublayer]) -> Part:
     """The figures above of these sublayers: .data as those of attention.py, and pattern [sublayers, H, L, S], the weights of
     the first row, without padding, NaN for heads that a sublayer does not have."""
-    figures: dict[str, dict[str, np.ndarray]] = {}
-    for sink in (False, True):
-        if chosen := [each for each in mixers if each.options.sinks == sink]:
-            for name, values in measure(lm, rows, chosen, SITES, statistics_of(sink), title="cross-attention").items():
-                figures.setdefault(name, {}).update(values)
+    figures = measured(lm, rows, mixers, SITES, statistics_of, "cross-attention")
     received, depth = figures.pop("received"), depth_of(lm.config, mixers)
     per_row = {name: by_layer(values, mixers, depth).swapaxes(0, 1) for name, values in figures.items()}
     arrays = {name: mean_of_known(value, 0) for name, value in per_row.items()} | matrices(lm, mixers)
@@ -61,7 +58,7 @@ def part(lm, rows: Sequences, mixers: list[Sublayer]) -> Part:
         seen_BLS = np.array(rows.inputs.real_NL)[:, :, None] & np.array(read.real_NL)[:, None]
         arrays |= {"by_class": by_layer(by_path, mixers, depth), "even_by_class": even(read.tokens_NL, class_V, seen_BLS)}
     arrays["pattern"], names = pattern(lm, rows, mixers)
-    return Part(arrays, summary, _pictures(arrays, mixers, names), (_table(arrays),))
+    return Part(arrays, summary, _pictures(arrays, mixers, names), (strongest(arrays, STRONGEST, TITLES),))
 
 
 def statistics(values: dict, sink: bool) -> dict:
@@ -128,15 +125,3 @@ def _pictures(arrays: dict, mixers: list[Sublayer], names: tuple) -> tuple[HeatM
         title = f"Weights of {each.path}"
         pictures.append(HeatMap(title, caption, shown_LS, "predicted token", "source", 0.0, None, names[1][:EXAMPLE]))
     return tuple(pictures)
-
-
-def _table(arrays: dict) -> Table:
-    """The strongest heads of each kind."""
-    lines = []
-    for name in ("first", "last", "same", "next", "slots", "copying", "matching"):
-        if name in arrays:
-            best = np.argsort(np.nan_to_num(arrays[name], nan=-np.inf).ravel())[::-1][:3]
-            heads = [divmod(int(at), arrays[name].shape[1]) for at in best]
-            cells = [f"{layer}.{head} ({arrays[name][layer, head]:.3f})" for layer, head in heads]
-            lines.append((TITLES[name][0], *cells, *[""] * (3 - len(cells))))
-    return Table("Strongest heads", "layer.head (value)", ("what", "1", "2", "3"), lines)

@@ -24,7 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from xfresearch.analysis import alignment
-from xfresearch.analysis.heads import beside_tokens, matrices, mean_of_queries
+from xfresearch.analysis.heads import beside_tokens, matrices, mean_of_queries, measured, strongest
 from xfresearch.analysis.passes import about, again, by_layer, by_stack, depth_of, half_of, measure, wide
 from xfresearch.analysis.registry import analysis
 from xfresearch.analysis.result import HeatMap, Part, Result, Table, joined
@@ -52,6 +52,7 @@ TITLES = {
     "span": ("Span", "learned span, in tokens"),
 }
 SHARES = ("first", "previous", "self", "slots", "sink", "induction", "duplicate")
+STRONGEST = ("first", "previous", "induction", "duplicate", "slots", "copying")
 SIGNED = ("copying", "matching", "own_value")
 
 
@@ -81,7 +82,7 @@ def attention(lm, data=None, count: int = ROWS, length: int = 0, seed: int = 0, 
 
 def _of_stack(lm, rows: Sequences, repeated: Sequences | None, half: int, mixers: list[Sublayer]) -> Part:
     """The figures of the mixers of one stack."""
-    figures = _measured(lm, rows, mixers)
+    figures = measured(lm, rows, mixers, SITES, statistics_of, "attention")
     received = figures.pop("received")
     if repeated is not None:
         figures |= measure(lm, repeated, mixers, ["weights"], repetition_of(half), title="induction")
@@ -94,17 +95,6 @@ def _of_stack(lm, rows: Sequences, repeated: Sequences | None, half: int, mixers
     of_rows = {f"{name}_rows": value for name, value in per_row.items()}
     arrays = values | of_rows | _classes(lm, rows.inputs.of(mixers[0].prefix), mixers, received)
     return Part(arrays, summary, _pictures(arrays), _tables(arrays))
-
-
-def _measured(lm, rows: Sequences, mixers: list[Sublayer]) -> dict[str, dict[str, np.ndarray]]:
-    """The statistics of all mixers. The last coefficient of one with a sink is the sink's."""
-    figures: dict[str, dict[str, np.ndarray]] = {}
-    for sink in (False, True):
-        chosen = [each for each in mixers if each.options.sinks == sink]
-        if chosen:
-            for name, values in measure(lm, rows, chosen, SITES, statistics_of(sink), title="attention").items():
-                figures.setdefault(name, {}).update(values)
-    return figures
 
 
 def _classes(lm, rows: Sequences, mixers: list[Sublayer], received: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -200,16 +190,9 @@ def _pictures(values: dict[str, np.ndarray]) -> tuple[HeatMap, ...]:
 
 def _tables(values: dict[str, np.ndarray]) -> tuple[Table, ...]:
     """The strongest heads of each kind, and those with the most weight on each class of tokens."""
-    strongest_heads = []
-    for name in ("first", "previous", "induction", "duplicate", "slots", "copying"):
-        if name in values:
-            best = np.argsort(np.nan_to_num(values[name], nan=-np.inf).ravel())[::-1][:3]
-            heads = [f"{at // values[name].shape[1]}.{at % values[name].shape[1]}" for at in best]
-            shown = [f"{head} ({values[name].ravel()[at]:.3f})" for head, at in zip(heads, best, strict=True)]
-            strongest_heads.append((TITLES[name][0], *shown, *[""] * (3 - len(shown))))
-    strongest = Table("Strongest heads", "layer.head (value)", ("what", "1", "2", "3"), strongest_heads)
+    table = strongest(values, STRONGEST, TITLES)
     if "by_class" not in values:
-        return (strongest,)
+        return (table,)
     lines = []
     for number, name in enumerate(CLASSES):
         grid = np.nan_to_num(values["by_class"][..., number], nan=-1.0)
@@ -217,4 +200,4 @@ def _tables(values: dict[str, np.ndarray]) -> tuple[Table, ...]:
         mean, even_share = mean_of_known(values["by_class"][..., number]), values["even_by_class"][number]
         lines.append((name, *(round(float(share), 4) for share in (mean, even_share, grid[layer, head])), f"{layer}.{head}"))
     titles = ("class", "mean of all heads", "equal weights", "most of a head", "head")
-    return (strongest, Table("Classes of tokens", "mean weight on the tokens of a class", titles, lines))
+    return (table, Table("Classes of tokens", "mean weight on the tokens of a class", titles, lines))

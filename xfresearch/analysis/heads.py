@@ -10,16 +10,44 @@ E embeds the tokens that keys and values are of: in cross-attention those of the
 so its heads have no `copying`.
 """
 
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from xfresearch.analysis.passes import by_layer, depth_of
+from xfresearch.analysis.passes import by_layer, depth_of, measure
+from xfresearch.analysis.result import Table
+from xfresearch.analysis.sequences import Sequences
 from xfresearch.models import transformer
 from xfresearch.models.mixers.softmax.config import longest
 from xfresearch.models.sublayers import Bound, Sublayer
+
+
+def measured(
+    lm, rows: Sequences, mixers: list[Sublayer], sites: tuple[str, ...], statistics_of: Callable, title: str
+) -> dict[str, dict[str, np.ndarray]]:
+    """{name: {path of a mixer: [N, ...]}} of all mixers (passes.measure), with the summary statistics_of(True) for mixers
+    with a sink, whose last coefficient is the sink's, and statistics_of(False) for the others."""
+    figures: dict[str, dict[str, np.ndarray]] = {}
+    for sink in (False, True):
+        if chosen := [each for each in mixers if each.options.sinks == sink]:
+            for name, values in measure(lm, rows, chosen, sites, statistics_of(sink), title=title).items():
+                figures.setdefault(name, {}).update(values)
+    return figures
+
+
+def strongest(arrays: Mapping[str, np.ndarray], names: Iterable[str], titles: Mapping[str, tuple[str, str]]) -> Table:
+    """The three heads with the largest values of each of these arrays [N, H] that is there."""
+    lines = []
+    for name in names:
+        if name in arrays:
+            best = np.argsort(np.nan_to_num(arrays[name], nan=-np.inf).ravel())[::-1][:3]
+            heads = [divmod(int(at), arrays[name].shape[1]) for at in best]
+            cells = [f"{layer}.{head} ({arrays[name][layer, head]:.3f})" for layer, head in heads]
+            lines.append((titles[name][0], *cells, *[""] * (3 - len(cells))))
+    return Table("Strongest heads", "layer.head (value)", ("what", "1", "2", "3"), lines)
 
 
 def beside_tokens(w_BHLS, m_BHLM, sink: bool) -> dict:
