@@ -85,9 +85,13 @@ class Adapter(TemplateLM):
             generating.make_request(self.tok_encode(context) or [self.prefix_token_id], settings, self.length)
             for context, settings in ((r.args[0], normalize_gen_kwargs(r.args[1])) for r in requests)
         ]
-        if any(prompt.sampling for prompt in prompts):  # sampled texts vary, so they are not saved
-            return [text for _, text in sorted(sum(self._generate(prompts), []))]
-        return self._answers("text", prompts, self._generate)
+        return self._texts(prompts, self._generate, any(prompt.sampling for prompt in prompts))
+
+    def _texts(self, questions: list, generate: Callable, sampled: bool) -> list[str]:
+        """The text for each question. Sampled texts vary, so they are not saved."""
+        if sampled:
+            return [text for _, text in sorted(sum(generate(questions), []))]
+        return self._answers("text", questions, generate)
 
     def _generate(self, requests: list) -> Iterator:
         return generating.generate(self.lm, requests, self.batch_size, self.mesh)

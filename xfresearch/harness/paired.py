@@ -34,9 +34,7 @@ class PairedAdapter(Adapter):
         questions = [
             (self.source_of(context), generating.make_request(start, settings, self.length)) for context, settings in asked
         ]
-        if any(request.sampling for _, request in questions):  # sampled texts vary, so they are not saved
-            return [text for _, text in sorted(sum(self._generated(questions), []))]
-        return self._answers("text", questions, self._generated)
+        return self._texts(questions, self._generated, any(request.sampling for _, request in questions))
 
     def _generated(self, questions: list) -> Iterator:
         sources, requests = zip(*questions, strict=True)
