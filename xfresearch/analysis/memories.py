@@ -37,6 +37,7 @@ from xfresearch.analysis.patterns import patterns
 from xfresearch.analysis.registry import analysis, predicts_next
 from xfresearch.analysis.result import HeatMap, Result, Table
 from xfresearch.analysis.sequences import Sequences, batches, mean_of_tokens, passed, sequences
+from xfresearch.analysis.tap_vectors import stack_of
 from xfresearch.analysis.triggers import empty, update
 from xfresearch.analysis.unfinished import Unfinished
 from xfresearch.kernels.dtypes import wide_dtype
@@ -108,7 +109,7 @@ def memories(
                 continue
             of_places = _values(lm.config, lm.params, some)
             for memory in names:
-                real_BL = _read(some, memory).inputs.real_NL
+                real_BL = stack_of(some, memory).inputs.real_NL
                 m_BLK = jnp.where(real_BL[..., None], of_places[memory]["m"], -jnp.inf)[:real]
                 _update(state, memory, m_BLK.reshape(-1, m_BLK.shape[-1]), number * real_BL.size)
                 if number * BATCH < COMPOSED:
@@ -118,11 +119,6 @@ def memories(
             state["next"] = number + 1
             kept.save(state)
     return _result(lm, rows, data, state, values, seed)
-
-
-def _read(rows: Sequences, memory: str) -> Sequences:
-    """The rows of the stack of a memory."""
-    return rows.of_source if of_encoder(memory) else rows
 
 
 def _tokens(rows: Sequences) -> np.ndarray:
@@ -220,7 +216,7 @@ def _result(lm, rows: Sequences, data, state: dict, values: dict, seed: int) -> 
     arrays |= {name: np.full(len(names), np.nan) for figure in CHANCE for name in (figure, f"{figure}_random")}
     for number, memory in enumerate(names):
         at_KT, m_KT = (np.asarray(state[f"{memory}/{name}"]) for name in ("at", "values"))
-        at_KT, read = np.where(m_KT > 0, at_KT, -1), _read(rows, memory)  # at 0 the earliest stay
+        at_KT, read = np.where(m_KT > 0, at_KT, -1), stack_of(rows, memory)  # at 0 the earliest stay
         arrays |= {f"{memory}/triggers": at_KT, f"{memory}/coefficients": m_KT, f"{memory}/value_tokens": values[memory]}
         first_K = values[memory][:, 0] if values[memory].size else None
         for name, value in patterns(lm, read, at_KT, first_K, seed).items():
@@ -228,7 +224,7 @@ def _result(lm, rows: Sequences, data, state: dict, values: dict, seed: int) -> 
         files[f"{memory}.html"] = keys_page(lm, f"Keys of {memory}", line, _tokens(read), at_KT, m_KT, values[memory])
     known = [name for figure in CHANCE for name in (figure, f"{figure}_random") if not np.isnan(arrays[name]).all()]
     summary |= {name: (float(mean_of_known(arrays[name])), np.nan) for name in known}
-    keys = (_keys_table(lm, arrays, _tokens(_read(rows, memory)), memory) for memory in names)
+    keys = (_keys_table(lm, arrays, _tokens(stack_of(rows, memory)), memory) for memory in names)
     tables = (*_figures_tables(arrays, known), *keys)
     return Result("memories", line, lm.step, arrays, summary, _pictures(arrays), tables, files)
 

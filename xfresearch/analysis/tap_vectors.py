@@ -42,7 +42,7 @@ def activations(lm, rows: Sequences, taps: tuple[str, ...]) -> list:
 
 
 def stack_of(rows: Sequences, tap: str) -> Sequences:
-    """The rows that the stack of a tap reads."""
+    """The rows that the stack of a tap, or of a memory, reads."""
     return rows.of_source if tap.startswith(f"{ENCODER}.") else rows
 
 

@@ -17,22 +17,22 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from xfresearch.analysis.coefficients import of_encoder, of_keys, sites
+from xfresearch.analysis.coefficients import of_keys, sites
 from xfresearch.analysis.sequences import Sequences, passed, sequences
+from xfresearch.analysis.tap_vectors import stack_of
 from xfresearch.analysis.unfinished import Unfinished, digest_of
 from xfresearch.data.cache import cache_root
 from xfresearch.data.records import Record
 from xfresearch.editing.texts import fitting, prompts_after
 from xfresearch.editing.values import values_of
 from xfresearch.models.model_config import ModelConfig
-from xfresearch.models.taps import ENCODER, captured, request
+from xfresearch.models.taps import captured, request
 from xfresearch.runtime.errors import UserError
 from xfresearch.runtime.progress import stage
 
 PREFIXES = ((10, 5), (10, 10))  # (how many, tokens of each), as in the published code
 TOKENS = 100_000  # for C
 BATCH = 8
-PREFIX = f"{ENCODER}."
 RIDGE = 1e-2  # of the mean of C's diagonal: units that are never active have no variance
 
 
@@ -71,7 +71,7 @@ def covariance(lm, memory: str, data: str = "", tokens: int = TOKENS) -> np.ndar
     corpus of the model's run). Products, and their sums over BATCH rows, are in float32 at least. Raises UserError if the
     text cannot be read, or has less than a row."""
     rows = _rows(lm, data, tokens)
-    read_NL = np.asarray(rows.of(PREFIX).real_NL if of_encoder(memory) else rows.real_NL)
+    read_NL = np.asarray(stack_of(rows, memory).real_NL)
     of = ("covariance", _summed(lm.config).name, memory, lm.config, lm.params, rows)
     kept = Unfinished(cache_root(lm.run.data) / "covariance" / f"{digest_of(*of)}.npz", *of)
     values = values_of(lm, memory)
