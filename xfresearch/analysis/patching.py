@@ -55,8 +55,7 @@ def patching(
     which the head reads. .data: {site: [N, L], attribution/site: [N, L]}, with the layers and tokens of the encoder for its
     sites, NaN for layers without the site; paths [N, sublayers] to the receiver, NaN for sublayers that are not before it;
     clean, corrupted: the metric; correlation/site of exact effects and attribution. Raises UserError if the prompts or the
-    answers are equal, or
-    for a receiver that the model does not have."""
+    answers are equal, or for a receiver that the model does not have."""
     tokens = two_prompts(lm, clean, corrupted, source)
     answers = two_answers(lm, tokens, answers)
     _require_tokens(lm.config, sites)
