@@ -206,18 +206,15 @@ def concatenated(parts: list[Sequences]) -> Sequences:
     """The rows of all parts. Those of pairs are padded to the longest one."""
     if parts[0].source is None:
         return Sequences(np.concatenate([each.tokens_NL for each in parts]))
-    both = [(each.tokens_NL, each.real_NL) for each in parts], [(of.tokens_NL, of.real_NL) for of in map(_source, parts)]
-    (tokens_NL, segments_NL), sources = (_padded_together(each) for each in both)
+    both = parts, [each.of_source for each in parts]
+    (tokens_NL, segments_NL), sources = (_padded_together(of_stack) for of_stack in both)
     return Sequences(tokens_NL, segments_NL, Source(*sources))
 
 
-def _source(rows: Sequences) -> Sequences:
-    return rows.of_source
-
-
-def _padded_together(parts: list) -> list[np.ndarray]:
-    longest = max(tokens_NL.shape[1] for tokens_NL, _ in parts)
-    arrays = zip(*parts, strict=True)
+def _padded_together(parts: list[Sequences]) -> list[np.ndarray]:
+    """The tokens, and the segments, of all parts."""
+    longest = max(each.tokens_NL.shape[1] for each in parts)
+    arrays = [each.tokens_NL for each in parts], [each.real_NL for each in parts]
     return [
         np.concatenate([np.pad(x_NL, ((0, 0), (0, longest - x_NL.shape[1]))) for x_NL in each]).astype(np.int32)
         for each in arrays
