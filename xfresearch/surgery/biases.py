@@ -5,13 +5,13 @@ import numpy as np
 from xfresearch.models.linear_terms import LinearTerm
 from xfresearch.models.sublayer import SublayerConfig
 from xfresearch.surgery.network import Params
-from xfresearch.surgery.refused import Refused, refuse_unless
+from xfresearch.surgery.refused import Refused
 
 
 def with_biases(options: SublayerConfig, parts: set[str]) -> SublayerConfig:
     """`options` with biases on these linear maps. Raises Refused if one of them has no place for a bias."""
     for part in sorted(parts - {*options.bias_places}):
-        refuse_unless(False, f"{part} of {options.kind!r} has no bias that this conversion could add to")
+        raise Refused(f"{part} of {options.kind!r} has no bias that this conversion could add to")
     return options.with_biases(parts)
 
 

@@ -57,7 +57,7 @@ def _conversion(name: str, across: str) -> Conversion:
 def without_output(network: Network, sublayers: list[Target], broken: bool = False) -> Network:
     for each in sublayers:
         if each.role == "cross":
-            refuse_unless(False, f"{each.where}: {between(network.layers[each.number].block, 'cross')}")
+            raise Refused(f"{each.where}: {between(network.layers[each.number].block, 'cross')}")
         check(network, each.number)
         mixer, where = network.only("mixer", each.number), f"layer {each.number}"
         kind = mixer.options.kind

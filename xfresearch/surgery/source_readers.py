@@ -17,7 +17,7 @@ from xfresearch.models.mixers.memory_slots import softmax_slots
 from xfresearch.models.mixers.softmax.cross import CrossConfig
 from xfresearch.surgery.biases import add_bias, with_biases
 from xfresearch.surgery.network import End, Network, Params, Target, names_of
-from xfresearch.surgery.refused import refuse_unless
+from xfresearch.surgery.refused import Refused, refuse_unless
 from xfresearch.surgery.stream_maps import product
 
 
@@ -65,7 +65,7 @@ def _check(a: CrossConfig, moved: bool, biased: bool, where: str) -> None:
     if merged and a.value == "key":
         itself["value"] = "key"
     for name, kind in itself.items():
-        refuse_unless(False, f"{where}: {name}={kind!r} is the encoder's output itself, and no matrix could take its gain")
+        raise Refused(f"{where}: {name}={kind!r} is the encoder's output itself, and no matrix could take its gain")
     if not merged:
         return
     cancels = f"{where}: (x W_h + b_h) b^T is a term that the softmax over the source cancels, and"

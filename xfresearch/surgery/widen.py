@@ -69,7 +69,7 @@ def _of(network: Network, sublayers: list[Target], roles: tuple[str, ...]) -> li
     chosen = [each for each in sublayers if each.role in roles]
     for number in sorted({each.number for each in sublayers} - {each.number for each in chosen}):
         others = ", ".join(each.name for each in network.targets(roles, [number]))
-        refuse_unless(False, f"layer {number}: role leaves out {others}, which this size is of")
+        raise Refused(f"layer {number}: role leaves out {others}, which this size is of")
     return chosen
 
 
