@@ -3,6 +3,7 @@
 # arguments to $STAND_INS/calls, and answers as the test specified, otherwise like a cloud without failures.
 folder=$STAND_INS name=${0##*/} words="${0##*/} $*"
 [[ $name != tar ]] || { cat >/dev/null && exit; } # packing takes longer than all the rest; test_on_host.py does it
+trap 'exit 130' INT # as a real program does: without a trap, bash ignores a Ctrl-C that its child, such as mv, survives
 printf '%s\x1f' "$name" "$@" >>"$folder/calls"
 printf '\x1e' >>"$folder/calls"
 
@@ -15,7 +16,8 @@ for rule in "$folder"/answers/*/; do
     { read -r code seconds && mapfile -d '' text; } <"$answer"
     mv "$answer" "$answer.given"
     ((code == 0)) || exec >&2 # a program that fails says why on standard error
-    [[ $seconds == 0 ]] || { trap 'exit 130' INT && sleep "$seconds" & wait $!; }
+    # It waits on a pipe that nobody writes to: a `sleep` could miss the signal, and would keep the output open.
+    [[ $seconds == 0 ]] || { { [[ -p $folder/silent ]] || mkfifo "$folder/silent"; } && read -rt "$seconds" <>"$folder/silent"; }
     [[ -z ${text[0]} ]] || printf '%s\n' "${text[0]}"
     ((code)) && exit "$code"
     answered=yes
