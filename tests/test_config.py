@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from xfresearch.config import shipped
-from xfresearch.config.comparing import differences, fingerprint, flat
-from xfresearch.config.fields import change
+from xfresearch.config.comparing import RESULT, differences, fingerprint, flat
+from xfresearch.config.fields import change, leaves
 from xfresearch.config.reading import from_dict, to_json
 from xfresearch.configs.variants import VARIANTS
 from xfresearch.run.config import Config
@@ -229,7 +229,23 @@ def test_the_table_has_every_key_of_every_variant():
     assert "post_norm" in kinds["model.blocks.main.norms.attention_post.kind"].split(", ")
 
 
-def test_options_of_precision_make_another_run_and_defaults_keep_the_fingerprints_that_are_stored():
+def test_fingerprints_stay_when_an_option_is_added():
+    """Results of studies are known by them. They change with the default of an option that decides results."""
+    changed = ("optimizer.learning_rate=0.01", "model.blocks.main.feed_forward.kind=swiglu", "training.remat=full")
+    config = parse(["--config=variants:tiny", *(f"--config.{each}" for each in changed)])
+    assert fingerprint(config) == "7eac78282c225125" and fingerprint(parse(["--config=t5:tiny"])) == "97333cdb70e620d4"
+
+
+def test_fingerprints_differ_where_options_do():
+    """Groups that the default config has not are at their defaults in some of these, with another layout or kind."""
+    block = "--config.model.stacks.encoder.blocks.main"
+    more = ([], [f"{block}.layout=parallel"], [f"{block}.layout=attention_only"])
+    configs = [parse([f"--config=variants:{name}"]) for name in VARIANTS] + [parse(["--config=t5:tiny", *x]) for x in more]
+    deciding = [[(leaf.path, leaf.value) for leaf in leaves(config) if leaf.decides in RESULT] for config in configs]
+    assert len(set(map(fingerprint, configs))) == len(set(map(str, deciding))) > 50
+
+
+def test_options_of_precision_make_another_run_and_those_of_execution_do_not():
     tiny = "--config=configs/variants.py:tiny"
     config, remat = parse([tiny]), parse([tiny, "--config.training.remat=full"])
     keys = ("model.dtype=bfloat16", "model.param_dtype=float64", "model.blocks.main.norm_cast=before_gain")

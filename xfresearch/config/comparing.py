@@ -3,6 +3,7 @@
 import hashlib
 import json
 from collections.abc import Iterable
+from functools import cache
 
 from xfresearch.config.fields import leaves
 
@@ -35,12 +36,19 @@ def flat(config) -> dict:
 
 def fingerprint(config, without: tuple[str, ...] = (), also: tuple[str, ...] = ()) -> str:
     """A digest of the options that determine a run's result. Options at the paths `without` are left out, and options whose
-    paths begin with one of `also` are added. Options of precision and of `also` count only if they are not at their
-    defaults."""
+    paths begin with one of `also` are added. An option at its default does not count, so that results keep their
+    fingerprints when an option is added to the code."""
+    usual = _usual(type(config))
     described = {
         leaf.path: leaf.value
         for leaf in leaves(config)
         if (leaf.decides in RESULT and leaf.path not in without or leaf.path.startswith(also))
-        and not (leaf.decides in ("precision", "execution") and leaf.value == leaf.default)
+        and (leaf.value != usual[leaf.path] if leaf.path in usual else leaf.chooses or leaf.value != leaf.default)
     }
     return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()[:16]
+
+
+@cache
+def _usual(kind: type) -> dict:
+    """{dotted path: value} of every option of a config at its defaults."""
+    return flat(kind())

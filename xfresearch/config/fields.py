@@ -25,6 +25,7 @@ if typing.TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 D = TypeVar("D", bound="DataclassInstance")
+CHOOSING = ("kind", "layout")  # fields whose value names the class of their group
 Decides = Literal["function", "initialisation", "training", "precision", "execution", "machine"]
 
 
@@ -116,6 +117,11 @@ class Leaf(NamedTuple):
     @property
     def default(self) -> Any:
         return self.field.default
+
+    @property
+    def chooses(self) -> bool:
+        """Whether the value names the class of its group."""
+        return self.field.name in CHOOSING
 
 
 def leaves(config: Any, prefix: str = "", unread: str = "", decides: Decides = "function") -> Iterator[Leaf]:

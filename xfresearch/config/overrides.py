@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from xfresearch.config import shipped
+from xfresearch.config.fields import CHOOSING
 from xfresearch.config.other_names import OTHER_NAMES
 from xfresearch.config.reading import ending_in, nearest_key
 from xfresearch.runtime.errors import UserError, did_you_mean, nearest
@@ -41,7 +42,7 @@ def _nearest_flag(name: str) -> str:
 def _of_a_kind(config: Any, key: str) -> bool:
     """Whether a group on the way to `key` has a kind or a layout."""
     for part in key.split("."):
-        if {"kind", "layout"} & {*config}:
+        if {*config} & {*CHOOSING}:
             return True
         config = config[part]
     return False
@@ -60,7 +61,7 @@ def find(config: Any, name: str, value: str, all_kinds: bool = False):
         group = current if hasattr(current, "keys") else {}
         if part not in group:
             holds = "has no keys" if hasattr(current, "keys") else "holds a single value"
-            words = "has, in one kind or another," if all_kinds and {"kind", "layout"} & {*group} else "has"
+            words = "has, in one kind or another," if all_kinds and {*group} & {*CHOOSING} else "has"
             existing = f"{path} {words} {', '.join(group)}" if group else f"{path} {holds}"
             asked = ".".join(parts[index:]), (path, group), ("config", config)
             alike = ending_in(*asked) if all_kinds else []

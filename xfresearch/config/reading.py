@@ -11,7 +11,7 @@ import typing
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar, cast
 
-from xfresearch.config.fields import Choice
+from xfresearch.config.fields import CHOOSING, Choice
 from xfresearch.config.other_names import OTHER_NAMES
 from xfresearch.runtime.errors import UserError, did_you_mean, nearest
 from xfresearch.runtime.schema import is_number
@@ -71,7 +71,7 @@ def _paths(group: Any) -> Iterator[str]:
 
 def _group_name(data: dict[str, Any], key: str) -> str:
     """The key of a group, with the kind or layout that decides its keys."""
-    by = next((name for name in ("kind", "layout") if name in data), None)
+    by = next((name for name in CHOOSING if name in data), None)
     return f"{key} of {by}={data[by]!r}" if by else key
 
 
