@@ -81,7 +81,7 @@ def test_the_verdict_says_what_holds_and_what_vanishes(finished):
     assert vanishing["verdict"] == "mixed" and vanishing["changes"]["budgets"]["shape"] == "shrinks"
     text = (finished / "report.md").read_text()
     assert "worse at w8-x0.5, w16-x0.5, w24-x0.5; equivalent at w8-x1, w16-x1, w24-x1" in text
-    assert "along tokens for each parameter from 0.4" in text and "it shrinks:" in text
+    assert "along tokens for each parameter from 0.4" in text and "the cost shrinks:" in text
     assert "The rule was written on" in text and "no run existed by then." in text
     assert "more tokens at w8" in text and "nats per token" in text  # what the margin is worth
     assert outcome["margin"]["tokens_worth"]["w16"] == pytest.approx(math.expm1(0.02 * math.log(2) / 0.5), rel=0.1)

@@ -92,14 +92,17 @@ def _in_words(decided: Mapping, study: Mapping) -> str:
 
 
 def _growth(outcome: Mapping, arm: str) -> list[str]:
-    """How the difference of an arm changes along the ladder, if that is known."""
+    """How the difference of an arm changes along the ladder, if that is known: of a gain or a cost, by its mean."""
     study, lines = outcome["study"], []
     trend = study["trend"].rpartition(".")[2].replace("_", " ")
     along = {"sizes": trend, "budgets": "tokens for each parameter"}
-    for axis, each in outcome["ladder"].get(arm, {}).get("changes", {}).items():
+    over = outcome["ladder"].get(arm, {})
+    for axis, each in over.get("changes", {}).items():
+        known = each["shape"] in ("grows", "shrinks")
+        subject = "difference" if not known else "gain" if over["difference"]["mean"] < 0 else "cost"
         ends = [f"{each[end]:,.0f}" if each["last"] >= 100 else f"{each[end]:.3g}" for end in ("first", "last")]
         change = f"{each['change']:+.4f} ({each['low']:+.4f} to {each['high']:+.4f})"
-        lines.append(f"along {along[axis]} from {' to '.join(ends)} it {SHAPES[each['shape']]}: {change}")
+        lines.append(f"along {along[axis]} from {' to '.join(ends)} the {subject} {SHAPES[each['shape']]}: {change}")
     return lines
 
 
