@@ -8,7 +8,6 @@ import math
 import re
 import sys
 
-from xfresearch.run import known_keys
 from xfresearch.runtime import command
 from xfresearch.runtime.files import check_output, write_json
 
@@ -84,6 +83,8 @@ def mesh_overrides(text: str) -> list[str]:
 
 def main(arguments: list[str]) -> None:
     options, overrides = parse(arguments)
+    from xfresearch.run import known_keys
+
     known_keys.check(["--config", options.config, *mesh_overrides(options.mesh), *overrides])
     from xfresearch.planning import topologies
 

@@ -13,7 +13,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from xfresearch.run import known_keys
 from xfresearch.runtime import command, distributed, memory
 from xfresearch.runtime.errors import UserError
 from xfresearch.runtime.files import write_json
@@ -63,10 +62,11 @@ def main(arguments: list[str]) -> None:
     began = time.time()
     options, overrides = parser().parse_known_args(arguments)
     distributed.check(options)
+    from xfresearch.run import known_keys
 
     given = ["--config", options.config, *overrides]
     given += [f"--config.start.path={options.start}"] if options.start else []
-    known_keys.check(given)
+    known_keys.check(given)  # before the imports that take seconds
 
     from xfresearch.config.reading import to_json
     from xfresearch.training import start

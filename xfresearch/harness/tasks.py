@@ -2,7 +2,6 @@
 
 import importlib.util
 import json
-import logging
 import os
 import re
 from pathlib import Path
@@ -106,6 +105,8 @@ def _manager(folder: str):
     """lm_eval's index of tasks. With a folder, it has only our tasks, and nothing uses the network."""
     if folder:
         os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
+    import logging
+
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
     import datasets
     from lm_eval.tasks import TaskManager

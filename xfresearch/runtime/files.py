@@ -10,7 +10,6 @@ import io
 import json
 import math
 import os
-import secrets
 import shutil
 import stat
 import sys
@@ -346,4 +345,4 @@ def new_directory(target, action: str) -> Iterator:
 
 def _temporary(target):
     """A name that no other process has: pods have the same process numbers."""
-    return target.parent / f".{target.name}.{secrets.token_hex(6)}.tmp"
+    return target.parent / f".{target.name}.{os.urandom(6).hex()}.tmp"
