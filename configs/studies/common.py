@@ -19,6 +19,7 @@ EVALUATION = ("evaluation.every=100", "evaluation.sequences=64", "evaluation.fin
 RATES = (4e-3, 8e-3, 1.6e-2)
 MARGIN = 0.02  # bits per byte, some 1 %: what papers report as gains
 DEVIATION = 0.012  # of paired differences at one size: the median in these studies (docs/studies.md)
+NANO = ("model.width=48", "model.depth=4", "model.blocks.main.attention.heads=2")
 MICRO = ("model.width=64", "model.depth=4", "model.blocks.main.attention.heads=2")
 SMALL = ("model.width=96", "model.depth=4", "model.blocks.main.attention.heads=3")
 LARGE = ("model.width=128", "model.depth=4", "model.blocks.main.attention.heads=4")
@@ -38,6 +39,10 @@ POSITIONS = ("model.position=none", *block("attention.position=rope"))
 ALL_ATTENTION = block("layout=attention_only", "attention.memory_slots=256")
 
 
+# The best rates of the ladder's models lie between these.
+LADDER_RATES = (8e-3, 1.6e-2, 3.2e-2)
+
+
 def base(size: str, sizes: tuple[str, ...] = SIZES):
     """A study at the size of docs/questions, or a tiny one that runs end to end in a minute or two and shows nothing."""
     if size not in sizes:
@@ -55,3 +60,11 @@ def base(size: str, sizes: tuple[str, ...] = SIZES):
         study.more_sizes = {}
         study.rates, study.extensions, study.seeds, study.tiny = (1e-2, 3e-2), 0, 2, True
     return study
+
+
+def ladder(study) -> None:
+    """Makes `study` a ladder of three sizes, each with two numbers of tokens. Rates are tuned at the three cheapest rungs,
+    which say how they move with the size and with the tokens."""
+    study.sizes, study.budgets = {"nano": NANO, "micro": MICRO, "small": SMALL}, (4.0, 8.0)
+    study.tune_at, study.rate_runs, study.rates = ("nano-x4", "nano-x8", "micro-x4"), 3, LADDER_RATES
+    study.seeds = 4

@@ -12,6 +12,7 @@ from xfresearch.runtime.errors import UserError
 from xfresearch.runtime.files import read_object, write_json
 from xfresearch.studies import conducting, design, outcome, report, report_tables, running, study_plan
 from xfresearch.studies.cells import TUNING_SEED, Cell, Trial, extensions
+from xfresearch.studies.matching import matched
 from xfresearch.studies.running import open_store
 
 
@@ -191,3 +192,11 @@ def test_a_run_that_resumes_counts_what_it_had():
     for step in (301, 302):
         shown.on_step(step, {})
     assert sum(counted) == 302
+
+
+def test_an_arm_of_other_random_numbers_has_other_seeds_in_every_run():
+    study = design.read(["--config", "configs/studies/null.py:tiny"])
+    trials = [Trial(Cell("tiny", arm), 1e-2, seed) for arm in ("base", "again", "once_more") for seed in (1, TUNING_SEED)]
+    made = {arm: matched(study, Cell("tiny", arm), {}).config for arm in study.arms}
+    seeds = [running.config_of_trial(trial, made[trial.cell.arm]).seed for trial in trials]
+    assert seeds == [shift + seed for shift in (0, 10_000, 20_000) for seed in (1, TUNING_SEED)]

@@ -114,10 +114,10 @@ def test_sizes_are_in_the_order_of_their_parameters():
         ("question=", "question='' is not allowed"),
         ("solve_in.paralel=steps", "there is no key 'paralel'"),
         (
-            "arms.fused_output=('seed=1',)",
-            "arms.fused_output='seed=1' is not allowed: it must be another option: a study sets",
+            "arms.fused_output=('optimizer.learning_rate=1',)",
+            "arms.fused_output='optimizer.learning_rate=1' is not allowed: it must be another option: a study sets",
         ),
-        ("options=('optimizer.learning_rate=1',)", "options='optimizer.learning_rate=1' is not allowed"),
+        ("options=('seed=1',)", "options='seed=1' is not allowed"),
         ("sed=3", "there is no key 'sed'; did you mean 'seeds'"),
     ],
 )

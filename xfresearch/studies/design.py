@@ -25,7 +25,9 @@ from xfresearch.run.resolving import with_vocabulary
 from xfresearch.runtime.errors import UserError, nearest, require
 from xfresearch.studies import probes
 
-OF_A_RUN = ("seed", "optimizer.learning_rate")  # options that a study sets
+# Options that a study sets. An arm may have a seed, which is added to those of its runs: the baseline with other random
+# numbers is an arm without a difference.
+OF_A_RUN = ("seed", "optimizer.learning_rate")
 LEAST_RATIO = 1.05  # of a rate to the one before: rates beyond the grid are rounded to three digits
 LARGEST_UNEVENNESS = 1.25  # of the ratios of the grid: 0.001, 0.003, 0.01 has 3 and 3.33
 TUNING_SEED = 1000  # and on: of the runs that choose a learning rate
@@ -162,7 +164,8 @@ def _require_overrides(study: Study) -> None:
         for each in overrides:
             valid = "=" in each and not each.startswith(("config.", "--"))
             require(valid, key, each, "KEY=VALUE, such as 'steps=500', without 'config.'")
-        wrong = ", ".join(each for each in overrides if each.partition("=")[0] in OF_A_RUN)
+        of_a_run = OF_A_RUN[1:] if key.startswith("arms.") else OF_A_RUN
+        wrong = ", ".join(each for each in overrides if each.partition("=")[0] in of_a_run)
         require(not wrong, key, wrong, "another option: a study sets this one for each run (config.rates, config.seeds)")
 
 

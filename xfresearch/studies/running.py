@@ -61,12 +61,12 @@ class Counted(Callback):
 
 
 def config_of_trial(trial: Trial, config: Config) -> Config:
-    """The config of a cell with the rate and the seed of a run. It saves once a minute at most, keeps no best checkpoint,
-    has no tracker and no figures of layers, and its evaluations all have the same text."""
+    """The config of a cell with the rate of a run, and its seed added to that of the cell. It saves once a minute at most,
+    keeps no best checkpoint, has no tracker and no figures of layers, and its evaluations all have the same text."""
     apart = max(config.checkpoint.seconds, SAVED_EVERY)
     return replace(
         config,
-        seed=trial.seed,
+        seed=config.seed + trial.seed,
         optimizer=replace(config.optimizer, learning_rate=trial.rate),
         log=replace(config.log, tracker="jsonl", panel=0),
         checkpoint=replace(config.checkpoint, seconds=apart, keep_best=False),
