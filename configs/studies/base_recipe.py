@@ -3,7 +3,8 @@
 Only the learning rate of the base was ever tuned. Every arm here trains on the same batches as the base, with as many FLOPs.
 So the batch and the context are no arms: with others, an update reads other text. Windows are no candidates: they say from
 which distance on tokens matter, without which arms of attention cannot differ. All changes train at the smaller size first,
-because there a run takes an eighth of the time."""
+because there a run takes an eighth of the time. With :survivors the changes that help there train at both sizes, alone and
+together, and the windows stand in the model that has them all."""
 
 from xfresearch.configs.studies import common
 from xfresearch.configs.studies.common import block
@@ -24,10 +25,11 @@ CHANGES = {
     "z_loss": ("training.z_loss=1e-4",),
     "averaged": ("training.ema=0.99",),
 }
+SURVIVORS = ("embedding_scale", "muon")
 
 
 def get_config(size: str = "full"):
-    study = common.base(size)
+    study = common.base(size, sizes=(*common.SIZES, "survivors"))
     study.question = "Which one-line changes does the base of the studies need?"
     study.rule = (
         "A change goes on to the larger size if its mean difference is a gain of more than a third of the margin. It is "
@@ -36,9 +38,14 @@ def get_config(size: str = "full"):
     )
     study.baseline, study.solve, study.probes, study.more_sizes = "base", "", (), {}
     study.arms = {"base": ()} | CHANGES | WINDOWS
+    if size == "survivors":
+        together = sum((CHANGES[name] for name in SURVIVORS), ())
+        windows = {f"together_{name}": (*together, *window) for name, window in WINDOWS.items()}
+        study.arms = {"base": ()} | {name: CHANGES[name] for name in SURVIVORS} | {"together": together} | windows
     if size == "tiny":
         del study.arms.cosine  # the tiny base has this schedule
     else:
-        study.sizes, study.budgets = {"micro": common.MICRO}, (4.0,)
+        study.sizes = {"micro": common.MICRO} | ({"small": common.SMALL} if size == "survivors" else {})
+        study.budgets, study.rates = (4.0,), common.LADDER_RATES if size == "survivors" else common.RATES
         study.tune_at, study.rate_runs, study.seeds = (), 1, 3
     return study
