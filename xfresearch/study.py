@@ -1,5 +1,5 @@
 """python -m xfresearch.study --config FILE[:arg] --workdir DIR [--plan] [--job I] [--reuse DIR ...]
-                          [--tracker NAME] [--config.key=value ...]
+                          [--tracker NAME] [--together WAY] [--config.key=value ...]
 python -m xfresearch.study --report --workdir DIR
 python -m xfresearch.study --runs RUN RUN ... --workdir DIR [flags of xfresearch.compare]
 
@@ -38,7 +38,7 @@ def main(arguments: list[str]) -> None:
         raise UserError("--config FILE or --runs RUN RUN ... is required (see --help)")
     shipped.require(options.config)
     from xfresearch.runtime.files import check_output, write_json
-    from xfresearch.studies import cells, conducting, design, ledger, report, running, tracking
+    from xfresearch.studies import cells, conducting, design, grouping, ledger, report, running, tracking
 
     study = design.read(["--config", options.config, *overrides])
     study = design.with_sizes(study, [*conducting.added_sizes(options.workdir), *options.add_rung])
@@ -49,13 +49,15 @@ def main(arguments: list[str]) -> None:
     store = running.open_store(options.workdir, options.reuse)
     record = tracking.Record(study, store.folder, options.tracker) if options.tracker else None
     job = None if options.job is None else jobs.chosen(cells.jobs(study), options.job)
+    together = grouping.Choice(options.together, options.job)
     planned = _plan(study, store, options)
+    print(f"together   {together}", flush=True)
     if options.plan or options.time:
         return
     ended = conducting.results(planned.ladder, store, planned.matched)
     ledger.begin(study, store.folder, ended.values(), options.reuse)
     write_json(store.folder / conducting.DESIGN, design.described(study))
-    trials = conducting.conduct(planned.ladder, store, planned.matched, job, record)
+    trials = conducting.conduct(planned.ladder, store, planned.matched, job, record, together)
     if left := len(conducting.left(planned.ladder, trials)):
         print(f"no report yet: {left} of {left + len(trials)} runs have not ended")
         return
@@ -170,6 +172,8 @@ def parser() -> command.Parser:
     made.add_argument("--time", action="store_true", help="print the plan, time an update of every arm, and end")
     made.add_argument("--report", action="store_true", help="write the report again from results.json, and end")
     jobs.add_flag(made.add_argument, "run")
+    together = "train the runs of a cell that are ready in one program: where that is faster (default), always or never"
+    made.add_argument("--together", choices=("auto", "always", "never"), default="auto", metavar="WAY", help=together)
     reuse = "directories of other studies: a run whose config is the same is not trained again"
     add = "sizes of config.more_sizes that join the ladder of the directory, with all its runs"
     made.add_argument("--add-rung", nargs="+", default=(), metavar="SIZE", help=add)

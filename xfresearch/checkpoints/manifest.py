@@ -17,14 +17,14 @@ SOURCE, CONFIG_FILE, SETTING, DEVICES = "source of xfresearch", "config file ", 
 
 
 class OtherManifest(UserError):
-    """A run was saved with other data, code or settings. `differences` lists the entries that differ."""
+    """A run in `workdir` was saved with other data, code or settings. `differences` lists the entries that differ."""
 
     def __init__(self, workdir, step: int, differences: str):
         super().__init__(
             f"--workdir={workdir}: step {step} was computed with other data, code or settings ({differences}): restore "
             "them, use a new directory, or --fork to resume all the same"
         )
-        self.differences = differences
+        self.workdir, self.differences = workdir, differences
 
 
 def make(batches, heldout, tokenizer, config_files: Mapping[str, str]) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Runs the cells of a study in one process, one run after another, and goes on where it stopped.
+"""Runs the cells of a study in one process, and goes on where it stopped.
 
 The directory of a study has study.json (the design), seconds.json (the times of updates), a directory for each run,
 runs.json (the results of all runs that have ended), and at the end results.json, report.html and report.md. Processes on
@@ -9,7 +9,7 @@ without training a finished run again.
 import json
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from etils import epath
 
@@ -23,6 +23,7 @@ from xfresearch.studies import exports, interim, ledger, outcome, report
 from xfresearch.studies.cells import Cell, Ladder, Trial
 from xfresearch.studies.design import Study, described, rungs
 from xfresearch.studies.frequencies import of_frequencies
+from xfresearch.studies.grouping import Choice, run_trials
 from xfresearch.studies.matching import Matched
 from xfresearch.studies.running import RUNS_FILE, Store, deciding, read_runs, run_trial, seconds, tidy
 from xfresearch.studies.tracking import Record
@@ -137,12 +138,17 @@ def results(
 
 
 def conduct(
-    ladder: Ladder, store: Store, solved: Mapping[Cell, Matched], job: int | None = None, record: Record | None = None
+    ladder: Ladder,
+    store: Store,
+    solved: Mapping[Cell, Matched],
+    job: int | None = None,
+    record: Record | None = None,
+    together: Choice | None = None,
 ) -> dict[Trial, dict]:
     """Makes all runs that are left, with one progress bar; of several processes, each takes the next run that is ready and
-    that no other one has. With the number of a job, makes one run. Waits if all that are ready are in other processes,
-    because others may follow from them. record: tells a tracker of every run that has ended. Returns the results of all
-    finished runs."""
+    that no other one has, or those of its cell (together). With the number of a job, makes one run. Waits if all that are
+    ready are in other processes, because others may follow from them. record: tells a tracker of every run that has ended.
+    Returns the results of all finished runs."""
     study, ended = ladder.study, results(ladder, store, solved)
     outcome.require_same_data(ended)
     with_checkpoints = {each.parent for each in found_in(store.folder, "*/*/*/checkpoints")}
@@ -168,8 +174,8 @@ def conduct(
         while ready := ready_now(ladder, ended):
             show(progress)
             first = (job or 0) % len(ready)  # jobs that start at once begin at different runs
-            made = _make_one(study, store, solved, [*ready[first:], *ready[:first]], progress.update)
-            if made is None:
+            made = _make_some(study, store, solved, [*ready[first:], *ready[:first]], progress.update, together)
+            if not made:
                 time.sleep(WAIT)
                 ended = results(ladder, store, solved, ended)
                 continue
@@ -180,16 +186,27 @@ def conduct(
     return keep(ended)
 
 
-def _make_one(study: Study, store: Store, solved, ready: Iterable[Trial], count) -> dict[Trial, dict] | None:
-    """The result of the first of the runs that no other process has; None if others have them all."""
+def _make_some(
+    study: Study, store: Store, solved, ready: Sequence[Trial], count, together: Choice | None
+) -> dict[Trial, dict]:
+    """The result of the first of the runs that no other process has, or those of the runs of its cell; {} if others have
+    them all."""
+    groups: dict[object, list[Trial]] = {}
     for trial in ready:
+        groups.setdefault(trial.cell if together and not together.refusal else trial, []).append(trial)
+    for trials in groups.values():
+        matched = solved[trials[0].cell]
         try:
-            result = run_trial(study, store, trial, solved[trial.cell], count)
+            if together and trials[1:]:
+                made = run_trials(study, store, trials, matched, count, together)
+            else:
+                made = {trials[0]: run_trial(study, store, trials[0], matched, count)}
         except Busy:
             continue
-        print(f"{trial.folder}: {_in_words(study, result)}", file=sys.stderr, flush=True)
-        return {trial: result}
-    return None
+        for trial, result in made.items():
+            print(f"{trial.folder}: {_in_words(study, result)}", file=sys.stderr, flush=True)
+        return made
+    return {}
 
 
 def _keep_runs(

@@ -78,11 +78,14 @@ def require_same_data(results: Mapping[Trial, dict]) -> None:
 
 
 def _made(each: Sequence[Mapping]) -> dict[str, list[str]]:
-    """Lines 'number of runs: commit, date, machine' of where runs were trained, and the versions of libraries."""
+    """Lines 'number of runs: commit, date, machine' of where runs were trained, the versions of libraries, and how many runs
+    shared a program."""
     lines = [f"{short_commit(made['commit'])}, {made['date']}, {machine(made['machine'])}" for made in each]
     versions = [", ".join(f"{name} {version}" for name, version in made["versions"].items()) for made in each]
     counted = [f"{lines.count(line)}: {line}" for line in dict.fromkeys(lines)]
-    return {"runs": counted, "versions": [*dict.fromkeys(versions)]}
+    shared = sum("together" in made for made in each)
+    words = f"{shared} runs shared a program with others of their cell: they are runs alone but for roundings"
+    return {"runs": counted, "versions": [*dict.fromkeys(versions)]} | ({"together": [words]} if shared else {})
 
 
 def machine(described: Mapping) -> str:

@@ -303,7 +303,8 @@ def _section(table: report_tables.Table) -> list[str]:
 
 def made(outcome: Mapping) -> list[tuple[str, str]]:
     """Commits, dates, machines and versions of the runs and of the report, as lines of a name and a value."""
-    return [(name, "; ".join(outcome["made"][name])) for name in ("runs", "versions", "report") if name in outcome["made"]]
+    names = ("runs", "together", "versions", "report")
+    return [(name, "; ".join(outcome["made"][name])) for name in names if name in outcome["made"]]
 
 
 def design(outcome: Mapping) -> list[tuple[str, str]]:

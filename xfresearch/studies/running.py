@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from etils import epath
@@ -41,12 +41,14 @@ BLOCKS = 64  # of neighbouring held-out sequences, over which the sampling error
 SAVED_EVERY = 60.0  # seconds: a run of less than a minute saves only at its end
 # The result of a run, in both files. A run that diverged has only some of these keys.
 MADE = {"date": str, "machine": {"cpu": str, "cores": int, "devices": str}, "commit": str, "versions": {ANY: str}}
+MADE |= {"together": Maybe([str])}  # the other runs with which it shared a program (grouping.py)
 OF_RUN = {"fingerprint": str, "metric": str, "evaluation": {ANY: Maybe(float)}, "seconds": {ANY: float}, "made": MADE}
 OF_RUN |= {"curve": Maybe([[float]]), "data": Maybe({ANY: str}), "diverged": Maybe(str), "held_out": Maybe(list)}
 OF_RUN |= {"blocks": Maybe({"values": [float], "sizes": [float]}), "probes": Maybe({ANY: Maybe(float)})}
 RATIOS = {"bits_per_byte": ("nll", "bytes"), "loss": ("nll", "tokens"), "accuracy": ("correct", "tokens")}
 RESULT_FILE = "result.json"  # of a run
 RUNS_FILE = "runs.json"  # of a study: the results of all its runs
+SHARED_FILE = "together.json"  # of a run that has shared a program: with which runs, until it has a result
 
 
 class Counted(Callback):
@@ -112,7 +114,7 @@ class Wanted(NamedTuple):
         return same and (measured or bool(result.get("diverged")))
 
 
-def _wanted(study: Study, trial: Trial, config: Config) -> Wanted:
+def wanted_of(study: Study, trial: Trial, config: Config) -> Wanted:
     """The measures of a run of a cell with this config; the probes of the study only if the run is compared."""
     return Wanted(config, study.metric, () if trial.tunes else study.probes, study.task_data)
 
@@ -129,7 +131,7 @@ class Store(NamedTuple):
         or on other text."""
         own, file = self._fingerprint(trial, config), inside(self.folder, trial.folder, RESULT_FILE)
         results = (*([read_result(file)] if exists(file) else []), *self.known.get(own, ()))
-        return next((found for found in results if _wanted(study, trial, config).is_in(found, own)), None)
+        return next((found for found in results if wanted_of(study, trial, config).is_in(found, own)), None)
 
     def _fingerprint(self, trial: Trial, config: Config) -> str:
         before, name = self.names.get(trial, (None, ""))
@@ -187,7 +189,7 @@ def _curve(folder, metric: str) -> list[tuple[int, float]]:
     return [(row["step"], row[metric]) for row in rows if row["kind"] == "evaluation" and row.get(metric) is not None]
 
 
-def _require_same_config(folder, config: Config) -> None:
+def require_same_config(folder, config: Config) -> None:
     """Raises UserError if the directory has a run with other options that decide its result."""
     from xfresearch.training.workdir import saved_config
 
@@ -207,12 +209,21 @@ def _timed(spent: dict[str, float], name: str) -> Iterator[None]:
     spent[name] = time.perf_counter() - began
 
 
-def _made() -> dict:
-    """When, where and with what a run was made."""
+def _made(together: Sequence[str]) -> dict:
+    """When, where, with what and together with which runs a run was made."""
     from xfresearch.runtime.hardware import describe_machine, git_commit, versions
 
     made = {"date": time.strftime("%Y-%m-%d"), "machine": describe_machine(), "commit": git_commit()}
-    return made | {"versions": versions()}
+    return made | {"versions": versions()} | ({"together": list(together)} if together else {})
+
+
+def shared_with(folder, now: Sequence[str] = ()) -> list[str]:
+    """The runs with which a run has shared a program since it began, and shares it `now`, which its directory remembers."""
+    file = inside(folder, SHARED_FILE)
+    before = check(read_object(file), {"runs": [str]}, file)["runs"] if exists(file) and saved_steps(folder) else []
+    if now or exists(file):
+        write_json(file, {"runs": sorted({*before, *now})})
+    return sorted({*before, *now})
 
 
 def check_figures(study: Study, configs: Mapping[Cell, Config]) -> None:
@@ -240,14 +251,19 @@ def run_trial(study: Study, store: Store, trial: Trial, matched: Matched, count:
     with locked(folder):
         if result := store.find(study, trial, matched.config):
             return result
-        count(config.steps if _result_of_kept(folder, config.steps) else 0)
-        result, stopped_by = train_and_measure(folder, config, _wanted(study, trial, matched.config), [Counted(count)])
+        count(config.steps if result_of_kept(folder, config.steps) else 0)
+        result, stopped_by = train_and_measure(folder, config, wanted_of(study, trial, matched.config), [Counted(count)])
         if result:
             tidy(study, folder)
-        if stopped_by:
-            print(f"{stopped_by}: saved {folder}; the same command goes on there", file=sys.stderr)
-            sys.exit(128 + signal.Signals[stopped_by])
+        end_if_stopped(stopped_by, folder)
     return result
+
+
+def end_if_stopped(stopped_by: str, folder) -> None:
+    """Ends the process with the code of the signal that stopped the runs in a directory, if there was one."""
+    if stopped_by:
+        print(f"{stopped_by}: saved {folder}; the same command goes on there", file=sys.stderr)
+        sys.exit(128 + signal.Signals[stopped_by])
 
 
 def train_and_measure(folder, config: Config, wanted: Wanted, callbacks: Sequence[Callback]) -> tuple[dict, str]:
@@ -257,34 +273,46 @@ def train_and_measure(folder, config: Config, wanted: Wanted, callbacks: Sequenc
     from xfresearch.training.loop import setup_jax
     from xfresearch.training.metrics import Clock
 
-    _require_same_config(folder, config)
-    before = _result_of_kept(folder, config.steps)
-    clock, tokenizer = Clock(), tokenizer_of(config)
+    require_same_config(folder, config)
+    before = result_of_kept(folder, config.steps)
+    clock, shared = Clock(), shared_with(folder)
     setup_jax(config)
-    outcome = {"fingerprint": fingerprint(config), "metric": wanted.metric, "evaluation": {}, "step": 0}
-    spent, stopped_by = {"metric": 0.0, "probes": 0.0}, ""
+    trained: Any
     try:
-        result = _trained(config, folder, tokenizer, clock, callbacks, before)
+        trained = _trained(config, folder, tokenizer_of(config), clock, callbacks, before)
     except Diverged as error:
-        outcome["diverged"] = str(error)
+        trained = error
+    result = measured(folder, config, wanted, trained, clock, shared, before.get("made"))
+    return result, getattr(trained, "stopped_by", "")
+
+
+def measured(folder, config: Config, wanted: Wanted, trained, clock, together: Sequence[str], made=None) -> dict:
+    """Measures a run that was trained, writes its result and returns it; {} for one that a signal has stopped before.
+
+    trained: its loop.Result, or Diverged. clock: of its training. together: the runs with which it shared a program. made:
+    where it was made, if it was trained before.
+    """
+    outcome = {"fingerprint": fingerprint(config), "metric": wanted.metric, "evaluation": {}, "step": 0}
+    spent = {"metric": 0.0, "probes": 0.0}
+    if isinstance(trained, Diverged):
+        outcome["diverged"] = str(trained)
+    elif trained.stopped_by in signal.Signals.__members__ and not trained.finished:
+        return {}
     else:
-        stopped_by = result.stopped_by
-        if stopped_by in signal.Signals.__members__ and not result.finished:
-            return {}, stopped_by
         with _timed(spent, "metric"):
-            sums = result.held_out(wanted.config.evaluation.final_sequences)
-        outcome |= {"evaluation": summary(sums), "blocks": blocks(sums, wanted.metric), "step": result.step}
+            sums = trained.held_out(wanted.config.evaluation.final_sequences)
+        outcome |= {"evaluation": summary(sums), "blocks": blocks(sums, wanted.metric), "step": trained.step}
         outcome |= {"held_out": _held_out(wanted.config), "curve": _curve(folder, wanted.metric)}
-        outcome["data"] = manifest.of_data(result.manifest)
-        lm = LanguageModel(config.model, result.params, tokenizer, config, result.step)
+        outcome["data"] = manifest.of_data(trained.manifest)
+        lm = LanguageModel(config.model, trained.params, tokenizer_of(config), config, trained.step)
         with _timed(spent, "probes"):
             outcome["probes"] = probes.measure(lm, wanted.probes, folder, wanted.task_data)
-    outcome |= {"seconds": {**clock.state(), **spent}, "made": before.get("made") or _made()}
+    outcome |= {"seconds": {**clock.state(), **spent}, "made": made or _made(together)}
     write_json(folder / RESULT_FILE, outcome)
-    return outcome, stopped_by
+    return outcome
 
 
-def _result_of_kept(folder, steps: int) -> dict:
+def result_of_kept(folder, steps: int) -> dict:
     """The result of a run whose last checkpoint was kept, so that it is only measured again; {} for any other run."""
     kept = exists(folder / RESULT_FILE) and steps in saved_steps(folder)
     return read_result(inside(folder, RESULT_FILE)) if kept else {}
@@ -295,13 +323,8 @@ def _trained(config: Config, folder, tokenizer, clock, callbacks: Sequence[Callb
     no update depends on it, but on the same data."""
     from xfresearch.training import loop
 
-    try:
+    with same_manifest():
         result = loop.train(config, folder, tokenizer, clock, fork=bool(before), callbacks=callbacks)
-    except manifest.OtherManifest as error:
-        raise UserError(
-            f"{folder} has the beginning of a run with other data, code or settings ({error.differences}): restore them, or "
-            "remove this directory, and the run begins again"
-        ) from error
     data = manifest.of_data(result.manifest)
     changed = manifest.differences(before.get("data", data), data)
     if changed:
@@ -310,6 +333,18 @@ def _trained(config: Config, folder, tokenizer, clock, callbacks: Sequence[Callb
             "run begins again"
         )
     return result
+
+
+@contextmanager
+def same_manifest() -> Iterator[None]:
+    """Says what to do about a run that cannot go on with these data, code or settings."""
+    try:
+        yield
+    except manifest.OtherManifest as error:
+        raise UserError(
+            f"{error.workdir} has the beginning of a run with other data, code or settings ({error.differences}): restore "
+            "them, or remove this directory, and the run begins again"
+        ) from error
 
 
 def tidy(study: Study, folder) -> None:

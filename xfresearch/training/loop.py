@@ -337,7 +337,7 @@ def train(
     run.clock.begin()
     try:
         run.callbacks.start(Start(config, run.workdir, run.start, run.bytes_per_token))
-        _updates(run, step_function, batches, stopping)
+        updates(run, step_function, batches, stopping)
         with run.clock.measure("checkpoint"):
             run.checkpoints.wait()
             run.emergency.clear()
@@ -367,8 +367,9 @@ def _reason(run: Run, stopping) -> str:
     return "" if run.finished else run.callbacks.reason or stopping.received
 
 
-def _updates(run: Run, step_function: Callable | None, batches: Feed, stopping) -> None:
-    """Makes the updates and measurements that are left, until `stopping` or until a callback ends the run."""
+def updates(run, step_function: Callable | None, batches: Feed, stopping) -> None:
+    """Makes the updates and measurements that are left, until `stopping` or until a callback ends the run. run: a Run, or
+    several of them (together.py)."""
     pending = None
     if run.panel and not run.start:
         run.look_inside(0)

@@ -5,8 +5,8 @@
     state, metrics = program.update(state, batch)
     sums = program.evaluate(state["params"], batch, byte_lengths_V)
 
-`init` and `update` are pure functions: jax.vmap over the state trains several runs in one program. The jitted forms
-place the state on the mesh, which may be abstract (planning).
+`init` and `update` are pure functions: `mapped_update`, jax.vmap over the state, trains several runs in one program. The
+other jitted forms place the state on the mesh, which may be abstract (planning).
 """
 
 import os
@@ -140,6 +140,18 @@ class Program:
     def compiled_update(self) -> Callable:
         """The update, compiled for the shapes of a run."""
         return self.jit_update.lower(self.abstract_state, self.abstract_batch).compile()
+
+    @cached_property
+    def mapped_update(self) -> jax.stages.Wrapped:
+        """The update of several runs on one device: each leaf of the state (`stacked`), of the batch and of the metrics has
+        their number as its first dimension. It donates the state."""
+        return jax.jit(jax.vmap(self.update), donate_argnums=0)
+
+
+@jax.jit
+def stacked(*states: dict) -> dict:
+    """The states of several runs as one, for `mapped_update`."""
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *states)
 
 
 @lru_cache(maxsize=2)

@@ -57,7 +57,7 @@ class Timer:
         from xfresearch.sharding.partition import batch_sharding
         from xfresearch.training import loop
         from xfresearch.training.hyperparameters import hyper_of
-        from xfresearch.training.program import shared_program
+        from xfresearch.training.program import shared_program, stacked
 
         loop.setup_jax(config)
         mesh, batch = make_mesh(config), random_batch(config)
@@ -66,10 +66,9 @@ class Timer:
             self._update, self._state = program.jit_update, program.jit_init(hyper_of(config))
             self._batch = jax.device_put(batch, batch_sharding(mesh))
         else:
-            hypers = [hyper_of(replace(config, seed=seed)) for seed in range(runs)]
-            self._update = jax.jit(jax.vmap(program.update), donate_argnums=0)
-            self._batch = {name: np.stack([value] * runs) for name, value in batch.items()}
-            self._state = jax.jit(jax.vmap(program.init))(jax.tree.map(lambda *values: np.stack(values), *hypers))
+            states = (program.jit_init(hyper_of(replace(config, seed=seed))) for seed in range(runs))
+            self._update, self._state = program.mapped_update, stacked(*states)
+            self._batch = jax.device_put({name: np.stack([value] * runs) for name, value in batch.items()})
         self.losses: list[float] = []
         began = time.perf_counter()
         self._compiled()
@@ -110,9 +109,9 @@ def timed_rounds(timers: Sequence[Callable[[], float]], rounds: int) -> np.ndarr
     return measured
 
 
-def seconds_per_update(config: Config) -> float:
-    """Seconds of the fastest of UPDATES updates, after one that compiles."""
-    timer = Timer(config)
+def seconds_per_update(config: Config, runs: int = 1) -> float:
+    """Seconds of the fastest of UPDATES updates, after one that compiles. runs: as those of a Timer."""
+    timer = Timer(config, runs)
     return min(timer() for _ in range(UPDATES))
 
 
