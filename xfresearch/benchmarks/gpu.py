@@ -59,6 +59,8 @@ def _decode(config: str, *overrides: str) -> tuple[str, ...]:
 COMPILED = ("--against", "torch_compile", "--apart")
 SMALL: tuple[str, ...] = ("model.width=768", "model.depth=12", "model.blocks.main.attention.heads=12")
 SMALL += ("sequence_length=1024", "batch_size=16", "model.vocab_size=50304", "model.dtype=bfloat16")
+STUDY: tuple[str, ...] = ("model.width=96", "model.depth=4", "model.blocks.main.attention.heads=3", "model.vocab_size=1024")
+STUDY += ("model.position=none", "model.blocks.main.attention.position=rope", "sequence_length=128", "batch_size=16")
 BIASED = tuple(f"configs/variants.py:{name}" for name in ("alibi", "t5", "relative_key", "adaptive_span", "learned_sink"))
 OTHERS = tuple(f"configs/variants.py:{name}" for name in ("differential", "query_identity_whole", "value_is_key"))
 OTHERS = ("configs/lambda_lm.py", "configs/no_query.py", *OTHERS)
@@ -101,6 +103,11 @@ ROWS = {
     ),
     "update_variants": Row(
         "other attentions beside softmax's", _update("configs/variants.py", *SMALL, beside=OTHERS), gpu=True, seconds=90
+    ),
+    "studies": Row(
+        "a small model of the studies, float32: 5 seeds in one program beside one",
+        _update("configs/variants.py:tiny", *STUDY, flags=("--together", "5")),
+        gpu=True,
     ),
     "growth": Row("gpt2 124M at lengths of 1,024 to 4,096", _update(*GPT2, flags=("--grow", "length")), gpu=True),
 }

@@ -1,7 +1,7 @@
 """Runs of a cell that train together, in one program (training/together.py): a GPU that a small model leaves idle has room.
 
-Whether they do is no part of the design, because it decides how a study is computed, and not what it asks. But a result is
-equal only to some 1e-7 of its losses, so it names the runs with which it was made.
+Whether they do is no part of the design, because it decides how a study is computed, and not what it asks. But roundings
+differ from those of a run alone, so a result names the runs with which it was made.
 """
 
 import sys
@@ -23,11 +23,11 @@ from xfresearch.training.trackers import first_line
 
 
 class Choice:
-    """Whether the runs of a cell train together. Raises UserError if they cannot, and always shall."""
+    """Whether the runs of a cell train together: --together. Raises UserError if they always shall, and cannot."""
 
     def __init__(self, way: str, job: str | None):
         self.way, self.refusal = way, _refusal(way, job)
-        self._known: dict[tuple[Cell, int], bool] = {}
+        self._timed: dict[Cell, tuple[int, bool]] = {}  # the most runs that were timed, and whether that was faster
         if way == "always" and self.refusal:
             raise UserError(f"--together=always is not allowed: {self.refusal}")
 
@@ -38,12 +38,12 @@ class Choice:
         return f"runs of a cell train in one program{faster}"
 
     def __call__(self, cell: Cell, config: Config, runs: int) -> bool:
-        """Whether `runs` runs of a cell train together. Times an update on the first call for this number."""
+        """Whether `runs` runs of a cell train together. Times an update, unless it has timed one of as many runs."""
         if self.refusal or self.way == "always" or runs < 2:
             return not self.refusal and runs > 1
-        if (cell, runs) not in self._known:
-            self._known[cell, runs] = _is_faster(cell, config, runs)
-        return self._known[cell, runs]
+        if runs > self._timed.get(cell, (1, False))[0]:
+            self._timed[cell] = runs, _is_faster(cell, config, runs)
+        return self._timed[cell][1]
 
 
 def _refusal(way: str, job: str | None) -> str:

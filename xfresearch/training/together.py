@@ -1,8 +1,8 @@
 """Several runs of one shape, trained at once: their states are stacked, and jax.vmap maps the update over them.
 
 Only the update is shared. Each run has its own directory, batches, measurements, rows and checkpoints, as if it trained
-alone, and may go on alone. Batched products add in another order, so losses differ from those of a run alone by some 1e-7
-of them. A run that diverges ends, and the others go on. There is one process with one device.
+alone, and may go on alone. Batched products add in another order, so roundings differ from those of a run alone, as they do
+on another machine. A run that diverges ends, and the others go on. There is one process with one device.
 """
 
 import time
