@@ -49,7 +49,7 @@ def main(arguments: list[str]) -> None:
     store = running.open_store(options.workdir, options.reuse)
     record = tracking.Record(study, store.folder, options.tracker) if options.tracker else None
     job = None if options.job is None else jobs.chosen(cells.jobs(study), options.job)
-    together = grouping.Choice(options.together, options.job)
+    together = grouping.Choice(options.together or "auto", options.job)
     planned = _plan(study, store, options)
     print(f"together   {together}", flush=True)
     if options.plan or options.time:
@@ -173,7 +173,7 @@ def parser() -> command.Parser:
     made.add_argument("--report", action="store_true", help="write the report again from results.json, and end")
     jobs.add_flag(made.add_argument, "run")
     together = "train the runs of a cell that are ready in one program: where that is faster (default), always or never"
-    made.add_argument("--together", choices=("auto", "always", "never"), default="auto", metavar="WAY", help=together)
+    made.add_argument("--together", choices=("auto", "always", "never"), metavar="WAY", help=together)
     reuse = "directories of other studies: a run whose config is the same is not trained again"
     add = "sizes of config.more_sizes that join the ladder of the directory, with all its runs"
     made.add_argument("--add-rung", nargs="+", default=(), metavar="SIZE", help=add)

@@ -26,6 +26,7 @@ CHANGES = {
     "averaged": ("training.ema=0.99",),
 }
 SURVIVORS = ("embedding_scale", "muon")
+RATES = (8e-3, 1.6e-2, 3.2e-2)  # of survivors
 
 
 def get_config(size: str = "full"):
@@ -46,6 +47,6 @@ def get_config(size: str = "full"):
         del study.arms.cosine  # the tiny base has this schedule
     else:
         study.sizes = {"micro": common.MICRO} | ({"small": common.SMALL} if size == "survivors" else {})
-        study.budgets, study.rates = (4.0,), common.LADDER_RATES if size == "survivors" else common.RATES
+        study.budgets, study.rates = (4.0,), RATES if size == "survivors" else common.RATES
         study.tune_at, study.rate_runs, study.seeds = (), 1, 3
     return study

@@ -16,12 +16,14 @@ def get_config(size: str = "full"):
     study.question = "Is W_O redundant without the norm after it?"
     study.rule = (
         "It is, if fused_output, which has W_O W_1 as one matrix and the parameters of W_O given back, is equivalent to or "
-        "better than no_residual_between over both sizes. It costs nothing to leave it out if fused_output_smaller, which "
-        "does not get them back, is, too."
+        "better than no_residual_between over the ladder. It costs nothing to leave it out if fused_output_smaller, which "
+        "does not get them back, is, too. pre_norm says what the layout without the norm costs."
     )
     study.baseline = "no_residual_between"
-    study.arms = {layout: block(f"layout={layout}") for layout in ("no_residual_between", "fused_output")}
+    study.arms = {layout: block(f"layout={layout}") for layout in ("no_residual_between", "fused_output", "pre_norm")}
     study.arms.fused_output_smaller, study.solve_in.fused_output_smaller = study.arms.fused_output, ""
+    if size != "tiny":
+        common.ladder(study)
     return study
 
 

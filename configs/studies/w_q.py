@@ -1,16 +1,13 @@
 """Is W_Q redundant? Replaced by the identity, with RoPE. With :merged also merged with W_K, which RoPE does not allow: all
 arms then have T5's positions. With :one_head the same for models of one head.
 
-identity_published has the scale of the logits and the weight decay of Karbevski & Mijoski 2025. As in identity_smaller, the
-saved parameters are not given back. There is no arm with a merged matrix of the head's rank, because it equals the learned
-pair (tests/models/test_attention_matrices.py)."""
+window_8 says how much attention to far tokens is worth at each rung. There is no arm with a merged matrix of the head's
+rank, because it equals the learned pair (tests/models/test_attention_matrices.py)."""
 
 from xfresearch.configs.studies import common
 from xfresearch.configs.studies.common import block
 
 IDENTITY = block("attention.query=identity")
-# Logits are halved: 1 / (2 sqrt(32)) in heads of 32.
-PUBLISHED = *block(f"attention.scale={0.5 * 32**-0.5:.6f}"), f"optimizer.weight_decay={2**-5}"
 T5 = block("attention.position=t5")
 
 
@@ -22,14 +19,18 @@ def get_config(size: str = "full"):
     study.question = "Is W_Q redundant?"
     study.rule = (
         "It is, if the arm with the identity in its place, given the saved parameters back in the feed-forward layer, is "
-        "equivalent to or better than the learned one at both sizes. The claim that a model with three quarters of "
+        "equivalent to or better than the learned one over the ladder. The claim that a model with three quarters of "
         "attention's parameters is 0.01 nats per token worse (0.0056 bits per byte here) holds if the interval of "
-        "identity_smaller has this value at both sizes; that this does not grow, if the trend's interval has 0."
+        "identity_smaller has this value at every rung; that this does not grow, if the intervals of its changes have 0. "
+        "Where window_8 is equivalent to learned, the text does not ask for attention to far tokens, and the answer is of "
+        "attention to the last eight."
     )
-    study.arms = {"learned": (), "identity": IDENTITY, "identity_smaller": IDENTITY}
+    study.arms = {"learned": (), "identity": IDENTITY, "identity_smaller": IDENTITY, "window_8": block("attention.window=8")}
     study.solve_in.identity_smaller = ""
-    if size != "tiny":  # whose heads have another size
-        study.arms.identity_published, study.solve_in.identity_published = (*IDENTITY, *PUBLISHED), ""
+    if size == "tiny":
+        del study.arms.window_8
+    else:
+        common.ladder(study)
     return study
 
 
