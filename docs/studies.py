@@ -45,6 +45,8 @@ STUDIES = {
     "experts_parameters": "experts.py:parameters",
     "experts_slots": "experts.py:slots",
     "cross_attention": "cross_attention.py",
+    "base_recipe": "base_recipe.py",
+    "base_recipe_survivors": "base_recipe.py:survivors",
 }
 
 SHAZEER = {  # nats per token of T5 base after 524,288 updates (2020, table 1)
@@ -65,6 +67,7 @@ ANSWERS = {  # page of docs/questions: its studies
     "lambda_layers": ("lambda_layers", "lambda_recall"),
     "recent": ("recent", "recent_differential"),
     "cross_attention": ("cross_attention",),
+    "base_recipe": ("base_recipe", "base_recipe_survivors"),
 }
 
 HEADLINES = {  # of the README: what was changed: study, arm, and the size if it is not all of them

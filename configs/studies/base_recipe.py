@@ -3,8 +3,8 @@
 Only the learning rate of the base was ever tuned. Every arm here trains on the same batches as the base, with as many FLOPs.
 So the batch and the context are no arms: with others, an update reads other text. Windows are no candidates: they say from
 which distance on tokens matter, without which arms of attention cannot differ. All changes train at the smaller size first,
-because there a run takes an eighth of the time. With :survivors the changes that help there train at both sizes, alone and
-together, and the windows stand in the model that has them all."""
+because there a run takes an eighth of the time. With :survivors the changes that help there train at both sizes, and those
+that are adopted also together, where the windows stand in the same model."""
 
 from xfresearch.configs.studies import common
 from xfresearch.configs.studies.common import block
@@ -25,7 +25,8 @@ CHANGES = {
     "z_loss": ("training.z_loss=1e-4",),
     "averaged": ("training.ema=0.99",),
 }
-SURVIVORS = ("embedding_scale", "muon")
+SURVIVORS = ("embedding_scale", "long_warmup", "muon")
+ADOPTED = ("embedding_scale", "muon")
 RATES = (8e-3, 1.6e-2, 3.2e-2)  # of survivors
 
 
@@ -40,7 +41,7 @@ def get_config(size: str = "full"):
     study.baseline, study.solve, study.probes, study.more_sizes = "base", "", (), {}
     study.arms = {"base": ()} | CHANGES | WINDOWS
     if size == "survivors":
-        together = sum((CHANGES[name] for name in SURVIVORS), ())
+        together = sum((CHANGES[name] for name in ADOPTED), ())
         windows = {f"together_{name}": (*together, *window) for name, window in WINDOWS.items()}
         study.arms = {"base": ()} | {name: CHANGES[name] for name in SURVIVORS} | {"together": together} | windows
     if size == "tiny":
