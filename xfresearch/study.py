@@ -50,8 +50,7 @@ def main(arguments: list[str]) -> None:
     record = tracking.Record(study, store.folder, options.tracker) if options.tracker else None
     job = None if options.job is None else jobs.chosen(cells.jobs(study), options.job)
     together = grouping.Choice(options.together or "auto", options.job)
-    planned = _plan(study, store, options)
-    print(f"together   {together}", flush=True)
+    planned = _plan(study, store, options, together)
     if options.plan or options.time:
         return
     ended = conducting.results(planned.ladder, store, planned.matched)
@@ -67,7 +66,7 @@ def main(arguments: list[str]) -> None:
     print("\n".join(["", *report.verdicts(results), "", f"report     {options.workdir}/report.html"]))
 
 
-def _plan(study, store, options):
+def _plan(study, store, options, together):
     """Prints the plan, checks what can be checked before a run, and returns it."""
     from xfresearch.studies import conducting, running, study_plan
 
@@ -75,7 +74,7 @@ def _plan(study, store, options):
     configs = {cell: each.config for cell, each in planned.matched.items()}
     ended = conducting.results(planned.ladder, store, planned.matched)
     left = conducting.left(planned.ladder, ended)
-    print("\n".join(study_plan.lines(study, planned, ended)), flush=True)
+    print("\n".join([*study_plan.lines(study, planned, ended), f"together   {together}"]), flush=True)
     if options.plan or left:
         running.check_figures(study, configs)
     seconds = conducting.read_seconds(study, options.workdir, configs)
