@@ -16,6 +16,7 @@ from xfresearch.analysis.sequences import Sequences, mean_of_tokens
 from xfresearch.kernels.dtypes import wide_dtype
 from xfresearch.models.memories import memory_of
 from xfresearch.models.model_config import ModelConfig
+from xfresearch.models.taps import of_encoder
 
 
 @partial(jax.jit, static_argnums=0)
@@ -41,7 +42,7 @@ def attributed(model: ModelConfig, params: dict, rows: Sequences) -> tuple[dict,
 
 def read_memories(model: ModelConfig) -> list[str]:
     """The memories that write to the stream which the head reads."""
-    return [memory for memory in coefficients.memory_names(model) if not coefficients.of_encoder(memory)]
+    return [memory for memory in coefficients.memory_names(model) if not of_encoder(memory)]
 
 
 def _of_keys(forward_pass: Pass, params: dict, towards_BLD) -> dict[str, jax.Array]:

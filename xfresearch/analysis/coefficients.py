@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from xfresearch.models.inputs import tap_shapes
 from xfresearch.models.model_config import ModelConfig
 from xfresearch.models.sublayers import Sublayer
-from xfresearch.models.taps import ENCODER
+from xfresearch.models.taps import in_stack, of_encoder
 
 SITES = ("coefficients", "chosen", "gates", "dropped")
 
@@ -51,14 +51,9 @@ def of_keys(model: ModelConfig, memory: str, values: dict, gated: bool = False) 
     return m.reshape(*m.shape[:2], -1)
 
 
-def of_encoder(memory: str) -> bool:
-    """Whether it is a memory of the encoder, whose stream the head does not read."""
-    return memory.startswith(f"{ENCODER}.")
-
-
 def where(memory: str) -> tuple[int, str]:
     """The layer and the sublayer of a memory in its stack: (0, 'feed_forward.shared')."""
-    _, layer, sublayer = memory.removeprefix(f"{ENCODER}.").split(".", 2)
+    _, layer, sublayer = in_stack(memory).split(".", 2)
     return int(layer), sublayer
 
 

@@ -21,7 +21,7 @@ from xfresearch.models.inputs import tap_shapes
 from xfresearch.models.model_config import ModelConfig
 from xfresearch.models.stack import ends_with, layer_ends
 from xfresearch.models.sublayers import Bound
-from xfresearch.models.taps import ENCODER, captured, request
+from xfresearch.models.taps import captured, of_encoder, request
 from xfresearch.models.transformer import Transformer
 from xfresearch.runtime.errors import UserError
 
@@ -62,7 +62,7 @@ def contributions(
 
 def recorded(model: ModelConfig, params: dict, rows: Sequences, more: tuple[str, ...] = ()) -> Pass:
     """A forward pass, with the values that attribution needs, and those of the taps `more`."""
-    own = [name for name in tap_shapes(model) if not name.startswith(f"{ENCODER}.")]
+    own = [name for name in tap_shapes(model) if not of_encoder(name)]
     names = ["embed", *(name for name in own if name.split(".")[-1] in SITES), *more]
     lm, out = passed(model, params, rows, request(model, names))
     return Pass(model, lm, captured(model, out.captures, names), out.hidden_BLD)

@@ -31,7 +31,7 @@ from xfresearch.models.inputs import tap_shapes
 from xfresearch.models.model_config import ModelConfig
 from xfresearch.models.stack import ends_with, layer_ends
 from xfresearch.models.tap_aliases import lens_names
-from xfresearch.models.taps import ENCODER
+from xfresearch.models.taps import of_encoder
 from xfresearch.pages.charts import with_interval
 from xfresearch.runtime.errors import UserError
 from xfresearch.runtime.progress import stage
@@ -103,7 +103,7 @@ def two_taps(model: ModelConfig, tap: str, target: str, length: int) -> tuple[st
     stack."""
     tap = one_tap(model, "tap", tap or f"{layer_ends(model)[(model.depth - 1) // 2]}.residual", length)
     after = one_tap(model, "target", target or tap, length)
-    if after.startswith(f"{ENCODER}.") != tap.startswith(f"{ENCODER}."):
+    if of_encoder(after) != of_encoder(tap):
         raise UserError(f"target={target!r} is not allowed: it must be in the stack of tap={tap!r}, whose tokens it has")
     order = list(tap_shapes(model))
     if order.index(after) < order.index(tap):
@@ -200,7 +200,7 @@ def loss_with(lm, rows: Sequences, tap: str, y) -> np.ndarray:
 def value_tokens(lm, target: str, rows_FE) -> np.ndarray:
     """[F, 5]: the most likely tokens of each row of the decoder; [F, 0] if the target is not in the space of the stream that
     the head reads."""
-    in_stream = target.split(".")[-1] in (*STREAM, "final") and not target.startswith(f"{ENCODER}.")
+    in_stream = target.split(".")[-1] in (*STREAM, "final") and not of_encoder(target)
     if not in_stream or ends_with(lm.config) and target != "final":
         return np.zeros((len(rows_FE), 0), np.int32)
     many = min(WORDS, lm.config.vocab_size)

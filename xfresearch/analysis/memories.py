@@ -29,7 +29,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from xfresearch.analysis.coefficients import memory_names, of_encoder, of_keys, sites, sublayer_of, written_by
+from xfresearch.analysis.coefficients import memory_names, of_keys, sites, sublayer_of, written_by
 from xfresearch.analysis.contributions import scaled
 from xfresearch.analysis.keys_page import keys_page, text, trigger
 from xfresearch.analysis.passes import about
@@ -47,7 +47,7 @@ from xfresearch.models.memories import memory_of
 from xfresearch.models.model_config import ModelConfig
 from xfresearch.models.stack import ends_with
 from xfresearch.models.stream import Stream
-from xfresearch.models.taps import captured, request
+from xfresearch.models.taps import captured, of_encoder, request
 from xfresearch.runtime.progress import stage
 from xfresearch.runtime.summaries import mean_interval, mean_of_known
 

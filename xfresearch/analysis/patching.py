@@ -33,12 +33,11 @@ from xfresearch.models import layers
 from xfresearch.models.inputs import matching, tap_shapes
 from xfresearch.models.model_config import ModelConfig
 from xfresearch.models.sources import source_of, target_ids
-from xfresearch.models.taps import ENCODER, Patch, Request, Stacked, address
+from xfresearch.models.taps import ENCODER, Patch, Request, Stacked, address, in_stack, of_encoder
 from xfresearch.runtime.errors import UserError
 from xfresearch.runtime.progress import stage
 
 TOGETHER = 16  # patched passes at a time
-ENCODER_TAPS = f"{ENCODER}."
 
 
 @analysis(predicts_next, "which values carry the difference between two prompts", prompts=True)
@@ -137,8 +136,7 @@ def _require_tokens(model: ModelConfig, sites: tuple[str, ...]) -> None:
     """Raises UserError for a site whose values have no axis of tokens behind that of rows, as those of all heads."""
     shapes = [tap_shapes(model, 1, length, length) for length in (2, 3)] if sites else []
     for name in shapes[0] if sites else ():
-        prefix = ENCODER_TAPS if name.startswith(ENCODER_TAPS) else ""
-        site = prefix + name.removeprefix(prefix).split(".", 2)[-1]
+        site = name.removesuffix(in_stack(name)) + in_stack(name).split(".", 2)[-1]
         if site in sites and [each[name].shape[1:2] for each in shapes] != [(2,), (3,)]:
             raise UserError(f"sites={site!r} is not allowed: it must have a value of each token")
 
@@ -146,7 +144,7 @@ def _require_tokens(model: ModelConfig, sites: tuple[str, ...]) -> None:
 def default_sites(model: ModelConfig) -> tuple[str, ...]:
     """The residual stream after each block, and what each sublayer writes; those of an encoder first."""
     encoder = getattr(model, ENCODER, None)
-    sites = [f"{ENCODER_TAPS}{site}" for site in default_sites(encoder)] if encoder else []
+    sites = [f"{ENCODER}.{site}" for site in default_sites(encoder)] if encoder else []
     for number in {layer.block: layer.number for layer in layers.layers(model)}.values():  # a layer of each block
         names = [each.name for each in model.sublayers(layer=number)]
         sites += [f"{names[-1]}.residual", *(f"{name}.out" for name in names)]
@@ -161,7 +159,7 @@ def effects(lm, clean: Sequences, corrupted: Sequences, site: str, answers) -> n
         cases = [(r, position) for r in range(len(numbers)) for position in range(length)]
         pad = -len(cases) % TOGETHER
         layer_C, position_C = np.array([*cases, *cases[:1] * pad]).T
-        own = site.removeprefix(ENCODER_TAPS)
+        own = in_stack(site)
         arguments = (lm.config, stack, own, length, lm.params, clean, corrupted, np.array(answers), layer_C, position_C)
         metrics_C = np.asarray(_patched(*arguments), np.float64)[: len(cases)]
         effect_NL[numbers] = metrics_C.reshape(len(numbers), length)
@@ -172,14 +170,14 @@ def attribution(lm, clean: Sequences, corrupted: Sequences, site: str, answers) 
     """[N, L]: the linear approximation of the change of the metric by each value of the clean pass."""
     effect_NL = _unknown(lm.config, clean, site)
     for stack, numbers in stacks_of(lm.config, site).items():
-        arguments = (lm.config, stack, site.removeprefix(ENCODER_TAPS), lm.params, clean, corrupted, np.array(answers))
+        arguments = (lm.config, stack, in_stack(site), lm.params, clean, corrupted, np.array(answers))
         effect_NL[numbers] = np.asarray(_linear(*arguments), np.float64)
     return effect_NL
 
 
 def _unknown(model: ModelConfig, rows: Sequences, site: str) -> np.ndarray:
     """NaN for each layer and token of the stack of a site."""
-    depth = model.encoder.depth if model.encoder and site.startswith(ENCODER_TAPS) else model.depth
+    depth = model.encoder.depth if model.encoder and of_encoder(site) else model.depth
     return np.full((depth, stack_of(rows, site).tokens_NL.shape[1]), np.nan)
 
 
@@ -187,7 +185,7 @@ def paths(lm, clean: Sequences, corrupted: Sequences, receiver: str, answers) ->
     """[N, sublayers]: the metric if what each earlier sublayer writes reaches `receiver`, a sublayer such as
     'blocks.3.attention' or 'final', directly as in the clean pass; NaN for later ones. The order of sublayers is that of the
     block. A later sublayer that reads the receiver's input, as in a parallel block, reads that of the corrupted pass."""
-    own = [name for name in tap_shapes(lm.config) if not name.startswith(ENCODER_TAPS)]
+    own = [name for name in tap_shapes(lm.config) if not of_encoder(name)]
     senders = [name.removesuffix(".out") for name in own if name.endswith(".out")]
     if receiver not in (*senders, "final"):
         of = "a sublayer of the decoder" if lm.config.encoder else "a sublayer"
@@ -231,10 +229,10 @@ def readers_beside(model: ModelConfig, receiver: str) -> list[str]:
 
 def stacks_of(model: ModelConfig, site: str) -> dict[str, list[int]]:
     """{stack: numbers of its layers} of the stacks that have a site. Raises UserError if none has it."""
-    prefix = ENCODER_TAPS if site.startswith(ENCODER_TAPS) else ""
-    taps = [tap for tap, _ in matching(model, [f"{prefix}blocks.*.{site.removeprefix(prefix)}"]).values()]
+    own = in_stack(site)
+    taps = [tap for tap, _ in matching(model, [f"{site.removesuffix(own)}blocks.*.{own}"]).values()]
     by_stack: dict[str, list[int]] = {}
-    for number, stack in sorted((int(tap.removeprefix(prefix).split(".")[1]), address(model, tap)[0]) for tap in taps):
+    for number, stack in sorted((int(in_stack(tap).split(".")[1]), address(model, tap)[0]) for tap in taps):
         by_stack.setdefault(stack, []).append(number)
     return by_stack
 

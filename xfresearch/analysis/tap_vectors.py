@@ -8,7 +8,7 @@ import numpy as np
 from xfresearch.analysis.sequences import Sequences, batches
 from xfresearch.models.inputs import matching, tap_shapes
 from xfresearch.models.model_config import ModelConfig
-from xfresearch.models.taps import ENCODER
+from xfresearch.models.taps import of_encoder
 from xfresearch.runtime.errors import UserError
 
 BATCH = 8  # rows
@@ -43,7 +43,7 @@ def activations(lm, rows: Sequences, taps: tuple[str, ...]) -> list:
 
 def stack_of(rows: Sequences, tap: str) -> Sequences:
     """The rows that the stack of a tap, or of a memory, reads."""
-    return rows.of_source if tap.startswith(f"{ENCODER}.") else rows
+    return rows.of_source if of_encoder(tap) else rows
 
 
 class Shuffled:

@@ -5,7 +5,7 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-from xfresearch.analysis.coefficients import memory_names, of_encoder, sublayer_of, where
+from xfresearch.analysis.coefficients import memory_names, sublayer_of, where
 from xfresearch.analysis.prompts import check_asked, prompt_of
 from xfresearch.analysis.trace import CLASSES, trace
 from xfresearch.analysis.tracing import of_prompt, value_of
@@ -13,6 +13,7 @@ from xfresearch.data.facts import Fact, facts_of
 from xfresearch.data.records import Record, read_record, record_of
 from xfresearch.editing.scores import prompts_of
 from xfresearch.loading.language_model import LanguageModel
+from xfresearch.models.taps import of_encoder
 from xfresearch.runtime.errors import UserError, nearest
 
 TRACED = 24  # requests that choose the memory, at most

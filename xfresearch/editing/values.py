@@ -29,10 +29,11 @@ import numpy as np
 from scipy import linalg
 from scipy.sparse import linalg as sparse_linalg
 
-from xfresearch.analysis.coefficients import of_encoder, sublayer_of, where, written_by
+from xfresearch.analysis.coefficients import sublayer_of, where, written_by
 from xfresearch.loading import edits
 from xfresearch.loading.language_model import LanguageModel
 from xfresearch.models.sublayer import MemoryPart
+from xfresearch.models.taps import of_encoder
 from xfresearch.runtime.errors import UserError
 
 STEPS = 5000  # of conjugate gradients, at most

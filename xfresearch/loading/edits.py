@@ -15,7 +15,7 @@ import numpy as np
 from xfresearch.models import layers
 from xfresearch.models.model_config import ModelConfig
 from xfresearch.models.stack import StackConfig
-from xfresearch.models.taps import ENCODER
+from xfresearch.models.taps import ENCODER, in_stack, of_encoder
 from xfresearch.runtime.arrays import read_arrays, write_arrays
 from xfresearch.runtime.errors import UserError
 from xfresearch.runtime.files import exists, files_in, inside, read_bytes, read_object, write_bytes, write_json
@@ -92,8 +92,8 @@ def undone(model: ModelConfig, params: dict, edit: Applied) -> dict:
 
 def leaf_of(model: StackConfig, params: dict, name: str) -> jax.Array:
     """The parameter of a layer by its name in `pairs`."""
-    if name.startswith(f"{ENCODER}."):
-        return leaf_of(_encoder(model), params[ENCODER], name.removeprefix(f"{ENCODER}."))
+    if of_encoder(name):
+        return leaf_of(_encoder(model), params[ENCODER], in_stack(name))
     _, number, *path = name.split(".")
     leaf: jax.Array = layers.get_leaf(model, params, int(number), tuple(path))
     return leaf
@@ -101,8 +101,8 @@ def leaf_of(model: StackConfig, params: dict, name: str) -> jax.Array:
 
 def with_leaf(model: StackConfig, params: dict, name: str, value) -> dict:
     """`params` with the parameter of a layer replaced. All other arrays are those of `params`, not copies."""
-    if name.startswith(f"{ENCODER}."):
-        return params | {ENCODER: with_leaf(_encoder(model), params[ENCODER], name.removeprefix(f"{ENCODER}."), value)}
+    if of_encoder(name):
+        return params | {ENCODER: with_leaf(_encoder(model), params[ENCODER], in_stack(name), value)}
     _, number, *path = name.split(".")
     return layers.put_leaf(model, params, int(number), tuple(path), value)
 

@@ -15,7 +15,7 @@ from xfresearch.models.context import Context, Source
 from xfresearch.models.model_config import LIMITS, ModelConfig, longest_sequence, without_prefix
 from xfresearch.models.stack import StackConfig
 from xfresearch.models.tap_aliases import lens_names
-from xfresearch.models.taps import ENCODER, EVERYTHING, NO_TAPS, OUTSIDE, Patch, Request, captured
+from xfresearch.models.taps import ENCODER, EVERYTHING, NO_TAPS, OUTSIDE, Patch, Request, captured, of_encoder
 from xfresearch.models.traced import traced
 from xfresearch.runtime.errors import UserError, nearest
 
@@ -170,7 +170,7 @@ def matching(model: ModelConfig, patterns: Iterable[str]) -> dict[str, tuple[str
     taps = tap_shapes(model)
     names = {name: name for name in taps} | {theirs: ours for theirs, ours in lens_names(model).items() if ours in taps}
     if model.encoder:  # the decoder's values have the names that they have in a model without an encoder, and these
-        names |= {f"decoder.{name}": name for name in taps if not name.startswith(f"{ENCODER}.")}
+        names |= {f"decoder.{name}": name for name in taps if not of_encoder(name)}
     order = {tap: number for number, tap in enumerate(taps)}
     matched: dict = {}
     for pattern in patterns:

@@ -171,10 +171,20 @@ EVERYTHING = _Everything()
 NO_TAPS = Request()
 
 
+def of_encoder(name: str) -> bool:
+    """Whether a tap, a sublayer or a parameter with this name is the encoder's."""
+    return name.startswith(f"{ENCODER}.")
+
+
+def in_stack(name: str) -> str:
+    """The name in its stack: 'blocks.3.attention.out' of 'encoder.blocks.3.attention.out'."""
+    return name.removeprefix(f"{ENCODER}.")
+
+
 def address(model: Any, name: str) -> tuple[str, int, str]:
     """(stack, index in the stack, site) of the tap `name`. The index is 0 outside of the blocks."""
-    if name.startswith(f"{ENCODER}."):
-        stack, index, site = address(model.encoder, name.removeprefix(f"{ENCODER}."))
+    if of_encoder(name):
+        stack, index, site = address(model.encoder, in_stack(name))
         return f"{ENCODER}/{stack}", index, site
     if not name.startswith("blocks."):
         return OUTSIDE, 0, name
