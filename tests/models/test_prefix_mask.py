@@ -45,6 +45,12 @@ def test_chunks_equal_the_plain_kernel_with_gradients(monkeypatch, x64):
         assert relative_error(actual, expected) < TOLERANCE["float64"]
 
 
+def test_a_prefix_without_segments_is_an_error():
+    (q, k, v, _), _ = draw(L=8)
+    with pytest.raises(ValueError, match="k_prefix_BS needs q_segments_BL and k_segments_BS"):
+        attention(q, k, v, k_prefix_BS=jnp.ones(q.shape[:2], jnp.int32))
+
+
 @pytest.mark.parametrize("kernel", [name for name in REFUSALS if name not in SUPPORTED])
 def test_other_kernels_refuse_prefixes_in_one_line(kernel, monkeypatch):
     """Each on a device and with a mask with which it supports all else."""

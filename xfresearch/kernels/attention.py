@@ -232,7 +232,8 @@ def attention(
     memory_q_BLHK: the queries for the memory; q_BLHK by default.
     sink_H: added to the logits of the memory, which is then one slot of zeros: a sink.
     segments: integer ids; a query sees only keys with its own id, and always the memory. Give both or neither.
-    k_prefix_BS: not 0 for the keys of a prefix, which all queries of their segment see. It needs segments.
+    k_prefix_BS: not 0 for the keys of a prefix, which all queries of their segment see. Raises ValueError without
+        segments.
     q_offset: position of the first query, a number or a traced scalar; keys are at positions 0 to S - 1.
     scale: factor of the logits, 1/sqrt(K) by default.
     softcap: c of the softcap of all logits, memory included, before a bias is added; 0 is none.
@@ -245,7 +246,9 @@ def attention(
     """
     segments: tuple | None = None if q_segments_BL is None else (q_segments_BL, k_segments_BS)
     prefixes = k_prefix_BS is not None
-    if segments and prefixes:
+    if prefixes:
+        if segments is None:
+            raise ValueError("k_prefix_BS needs q_segments_BL and k_segments_BS")
         segments += (k_prefix_BS,)
     altered = alterations(
         taps=tap, biases=bias, shaping=shaping, dropout=dropout_rate, softcap=softcap, prefixes=prefixes
