@@ -2,6 +2,7 @@
 tests/parity/test_seq2seq.py compares them with `transformers`."""
 
 import json
+import re
 
 import jax
 import numpy as np
@@ -14,7 +15,8 @@ from tests.interop.folders import tensors
 from tests.tiny_runs import tiny_config
 from xfresearch.data.tokenizers import ByteTokenizer
 from xfresearch.interop.differences import differences
-from xfresearch.interop.exporting import choose
+from xfresearch.interop.exporting import choose, missing
+from xfresearch.interop.families import get_family
 from xfresearch.loading.language_model import LanguageModel
 
 KIND = "blocks__main__feed_forward__kind"
@@ -130,6 +132,18 @@ def test_a_model_that_no_family_can_express_is_refused(config, changes, words):
     with pytest.raises(xf.UserError, match="no family can express this model") as caught:
         choose(tiny_config(config, **changes).model)
     assert words in str(caught.value)
+
+
+def test_a_refusal_names_five_options_and_counts_the_others():
+    own = tiny_config("vanilla_2017").model
+    with pytest.raises(xf.UserError) as caught:
+        choose(own)
+    words = re.fullmatch(r".* from bart in (\S+) \(.*\) and in (.*) and (\d+) more", str(caught.value))
+    assert words
+    first, others, more = words.groups()
+    assert first == "position='sinusoidal'" and len(others.split(", ")) == 4
+    differing = {each.field for each in missing(get_family("bart"), own) if not each.follows}
+    assert len(differing) == 5 + int(more) and {*others.split(", ")} < differing
 
 
 def test_special_ids_are_written_for_a_decoder(folders):

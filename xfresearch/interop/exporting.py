@@ -24,6 +24,8 @@ from xfresearch.runtime.files import new_directory, write_bytes, write_text
 from xfresearch.runtime.terminal import bar as progress_bar
 from xfresearch.runtime.trees import path_name
 
+NAMED = 4  # options that an error names beside the first one
+
 
 def export(lm, folder: Path, family_name: str, dtype: str, shard_bytes: int) -> Family:
     """Writes config.json, safetensors and tokenizer files to `folder`, which appears complete or not at all.
@@ -147,8 +149,9 @@ def reason(missing_of: dict[str, list[Difference]]) -> str:
     own = {name: [difference for difference in each if not difference.follows] for name, each in missing_of.items()}
     families_with = Counter(difference.field for each in own.values() for difference in each)
     first, *others = sorted(own[nearest], key=lambda difference: -families_with[difference.field])
-    more = f" and in {', '.join(difference.field for difference in others)}" if others else ""
-    return f"it differs from {nearest} in {first}{more}"
+    named, left = [difference.field for difference in others[:NAMED]], len(others) - NAMED
+    more = f" and in {', '.join(named)}" if named else ""
+    return f"it differs from {nearest} in {first}{more}{f' and {left} more' if left > 0 else ''}"
 
 
 def pending_tensors(family: Family, model: ModelConfig, params: dict, dtype: str, dtypes: dict, bare: bool) -> list:
