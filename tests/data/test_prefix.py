@@ -20,7 +20,7 @@ END = 256
 
 
 def test_every_length_of_a_prefix_is_equally_likely():
-    made, rng = Prefix.of(ByteTokenizer(), 9, 8), np.random.default_rng(0)
+    made, rng = Prefix.of(Options(), ByteTokenizer(), 9, 8), np.random.default_rng(0)
     pairs = [made.pair(np.arange(8), rng) for _ in range(7000)]
     assert all([*source[:-1], *target[:-1]] == list(range(8)) for source, target in pairs)
     assert {int(ids[-1]) for pair in pairs for ids in pair} == {END}
@@ -42,7 +42,24 @@ def test_batches_hold_the_text_once_and_draw_anew_every_epoch(make_config, text_
 
 def test_a_decoder_that_is_too_short_is_refused():
     with pytest.raises(UserError, match="sequence_length=7 is not allowed: it must be at least 8, the longest target with"):
-        Prefix.of(ByteTokenizer(), 9, 7)
+        Prefix.of(Options(), ByteTokenizer(), 9, 7)
+
+
+def test_prefixes_of_a_fixed_length_fill_both_sides(make_config, text_dir):
+    text = "".join(f"{i:04d}," for i in range(60))
+    corpus, objective = text_dir({"a.txt": text}), Options(lengths="fixed")
+    config = make_config(sequence_length=4, corpus=corpus, objective=objective, batch_size=1)
+    batches = Batches(replace(config, source_length=7))
+    for step in range(len(batches.corpora[0])):
+        batch = batches.batch(step)
+        whole = bytes([*batch["source"][0, :-1].tolist(), *batch["targets"][0, :-1].tolist()])
+        assert len(whole) == 9 and whole in text.encode()
+        assert batch["source"][0, -1] == batch["targets"][0, -1] == END and batch["weights"].all()
+    made = Prefix.of(Options(lengths="fixed"), ByteTokenizer(), 7, 4)
+    source, target = made.pair(np.arange(3), np.random.default_rng(0))  # the last text of a corpus may be short
+    assert source.tolist() == [0, 1, END] and target.tolist() == [2, END]
+    with pytest.raises(UserError, match="data.objective.lengths='fixed' is not allowed: it must be 'random' without an enc"):
+        Batches(config)
 
 
 def test_rows_of_a_single_stack_predict_what_follows_each_prefix():

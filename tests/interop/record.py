@@ -8,7 +8,7 @@ the recording, the default test suite compares with `transformers` without PyTor
 that the recording is current.
 
 Recorded on 2026-11-21 with torch 2.15.0, transformers 5.23.0; `trained` on 2026-11-22 with torch 2.13.0; the families after
-Mixtral on 2026-11-27, and those of masked tokens on 2026-11-28, with torch 2.13.0, transformers 5.24.0.
+Mixtral on 2026-11-27, and those of masked tokens and of pairs on 2026-11-28, with torch 2.13.0, transformers 5.24.0.
 """
 
 import shutil
@@ -59,6 +59,20 @@ MASKED = {
     "bert": ("BertConfig", SMALL_BERT),
     "roberta": ("RobertaConfig", SMALL_BERT | {"type_vocab_size": 1, "layer_norm_eps": 1e-5}),
 }
+# Models with an encoder and a decoder. Many ids end a text, so that some texts end.
+ENDS = list(range(1, 5))
+OF_PAIRS = {"vocab_size": 47, "pad_token_id": 0, "bos_token_id": None, "decoder_start_token_id": 0, "eos_token_id": ENDS}
+PAIRS = {
+    "t5": ("T5Config", {
+        **OF_PAIRS, "d_model": 18, "d_ff": 27, "d_kv": 5, "num_heads": 3, "num_layers": 2, "num_decoder_layers": 1,
+        "relative_attention_num_buckets": 6, "relative_attention_max_distance": 9, "feed_forward_proj": "gated-gelu"}),
+    "bart": ("BartConfig", {
+        **OF_PAIRS, "d_model": 18, "encoder_layers": 1, "decoder_layers": 2, "encoder_ffn_dim": 27, "decoder_ffn_dim": 31,
+        "encoder_attention_heads": 2, "decoder_attention_heads": 3, "max_position_embeddings": 32,
+        "forced_bos_token_id": 17, "forced_eos_token_id": ENDS[0]}),
+}  # fmt: skip
+SOURCES = (9, 6)  # tokens of each source
+BEAMS = 3
 LENGTH = 15
 PROMPT = 7
 CONTINUATION = 12
@@ -105,6 +119,23 @@ def masked_outputs(name: str, folder: Path) -> dict[str, np.ndarray]:
     return inputs | {"logits": hf_torch.logits_of_padded(folder, *inputs.values(), "float32")}
 
 
+def sources(name: str) -> list[list[int]]:
+    """Sources of different lengths."""
+    rng = np.random.default_rng(len(name))
+    return [rng.integers(0, OF_PAIRS["vocab_size"], length).tolist() for length in SOURCES]
+
+
+def pair_outputs(name: str, folder: Path) -> dict[str, np.ndarray]:
+    """The logits of `transformers`, and the texts that a beam search finds, filled up with -1."""
+    from tests.parity import hf_seq2seq
+
+    tokens_BL = np.random.default_rng(len(name)).integers(0, OF_PAIRS["vocab_size"], (2, LENGTH))
+    logits_BLV = hf_seq2seq.outputs(folder, sources(name), tokens_BL, "float32")["logits"]
+    texts = hf_seq2seq.texts(folder, sources(name), CONTINUATION, "float32", BEAMS, ends=ENDS)
+    beams = np.array([[*text, *[-1] * (CONTINUATION - len(text))] for text in texts])
+    return {"tokens": tokens_BL, "logits": logits_BLV, "beams": beams}
+
+
 def batches(name: str) -> np.ndarray:
     """Tokens [STEPS, B, LENGTH + 1]: inputs and, shifted by one, targets."""
     _, rows = TRAINED[name]
@@ -130,14 +161,14 @@ def main() -> None:
 
     from tests.parity import hf_torch
 
-    names = sys.argv[1:] or [*MODELS, *MASKED, *TRAINED]
+    recorders = dict.fromkeys(MODELS, outputs) | dict.fromkeys(MASKED, masked_outputs) | dict.fromkeys(PAIRS, pair_outputs)
+    names = sys.argv[1:] or [*recorders, *TRAINED]
     for name in names:
         shutil.rmtree(RECORDED / ("trained" if name in TRAINED else "") / name, ignore_errors=True)
-    for name in (name for name in MODELS | MASKED if name in names):
-        kind, arguments = (MODELS | MASKED)[name]
+    for name in (name for name in recorders if name in names):
+        kind, arguments = (MODELS | MASKED | PAIRS)[name]
         hf_torch.write_random(getattr(transformers, kind)(**arguments), RECORDED / name, seed=SEED)
-        recorded = (outputs if name in MODELS else masked_outputs)(name, RECORDED / name)
-        save_file(recorded, RECORDED / f"{name}.safetensors")
+        save_file(recorders[name](name, RECORDED / name), RECORDED / f"{name}.safetensors")
     for name in (name for name in TRAINED if name in names):
         train(name, RECORDED / "trained" / name)
 

@@ -3,21 +3,29 @@ tests/parity/test_seq2seq.py compares them with `transformers`."""
 
 import json
 import re
+from types import SimpleNamespace
 
 import jax
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 import xfresearch as xf
 from tests.contracts.variants import random_params
 from tests.interop.edits import edit_config, edit_tensors
-from tests.interop.folders import tensors
+from tests.interop.folders import assert_same_tensors, tensors
+from tests.interop.record import BEAMS, CONTINUATION, PAIRS, RECORDED, SOURCES, sources
 from tests.tiny_runs import tiny_config
+from tests.tolerances import TOLERANCE, relative_error
 from xfresearch.data.tokenizers import ByteTokenizer
+from xfresearch.data.tokenizers.special_tokens import read
 from xfresearch.interop.differences import differences
 from xfresearch.interop.exporting import choose, missing
 from xfresearch.interop.families import get_family
+from xfresearch.loading.generating import generated
 from xfresearch.loading.language_model import LanguageModel
+from xfresearch.models.sampling import Beams
+from xfresearch.models.sources import padded
 
 KIND = "blocks__main__feed_forward__kind"
 V1_1 = {f"model__{KIND}": "swiglu", f"model__stacks__encoder__{KIND}": "swiglu", "model__depth": 3}
@@ -42,6 +50,22 @@ def folders(tmp_path_factory) -> dict:
     return written
 
 
+@pytest.mark.parametrize("name", PAIRS)
+def test_a_recorded_folder_computes_what_transformers_does_and_is_written_again(name, tmp_path):
+    """Logits, and the texts of a beam search, in which BART's first and last tokens are forced."""
+    lm, expected = xf.load(RECORDED / name), load_file(RECORDED / f"{name}.safetensors")
+    settings, source = read(RECORDED / name), padded(sources(name))
+    assert 0.5 < np.abs(expected["logits"]).max() < 50
+    assert relative_error(lm(expected["tokens"], source=source), expected["logits"]) < TOLERANCE["float32"]
+    tokenizer = SimpleNamespace(stops=settings.stops, vocab_size=lm.config.vocab_size, forced=settings.forced)
+    start = [[settings.decoder_start]] * len(SOURCES)
+    chunks = generated(lm.config, lm.params, tokenizer, start, source, CONTINUATION, Beams(BEAMS, 1.0), 0, {})
+    found = [sum(texts, []) for texts in zip(*chunks, strict=True)]
+    assert found == [[token for token in text if token >= 0] for text in expected["beams"].tolist()]
+    assert lm.export_hf(tmp_path / "out") == name
+    assert_same_tensors(tmp_path / "out", RECORDED / name)
+
+
 def copy_of(folders: dict, name: str, tmp_path):
     lm, _ = folders[name]
     lm.export_hf(tmp_path / "copy")
@@ -55,6 +79,7 @@ def test_a_folder_is_read_as_it_was_written(folders, name, tmp_path):
     assert differences(again.config, lm.config) == []
     jax.tree.map(np.testing.assert_array_equal, again.params, lm.params)
     assert (again.run.source_length, again.run.data.objective.kind) == (64, "seq2seq")
+    assert again.run.data.corpus == ("translation",)  # so that every command has data
     assert again.tokenizer.decoder_start == lm.tokenizer.decoder_start
     again.export_hf(tmp_path / "again")
     expected, result = tensors(folder), tensors(tmp_path / "again")

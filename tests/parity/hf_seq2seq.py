@@ -79,7 +79,7 @@ def outputs(folder: Path, source: list[list[int]], tokens_BL, dtype: str) -> dic
     values = {"logits": out.logits, "encoder.final": out.encoder_last_hidden_state}
     for stack, states in of_stacks.items():
         values |= {f"{stack}.{number}": state for number, state in enumerate(states)}
-    return {name: value.numpy() for name, value in values.items()}
+    return {name: hf_torch.on_host(value) for name, value in values.items()}
 
 
 def texts(folder: Path, source, count: int, dtype: str, beams: int = 1, penalty: float = 1.0, ends=ENDS):

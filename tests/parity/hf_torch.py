@@ -86,7 +86,12 @@ def logits(folder: Path, tokens_BL, dtype: str) -> np.ndarray:
         model = read(folder, dtype)
         cached = {} if model.config.model_type in MASKED else {"use_cache": False}
         logits_BLV = model(torch.from_numpy(tokens_BL), **cached).logits
-    return (logits_BLV.float() if dtype == "bfloat16" else logits_BLV).numpy()  # NumPy has no bfloat16
+    return on_host(logits_BLV)
+
+
+def on_host(value: torch.Tensor) -> np.ndarray:
+    """bfloat16 becomes float32: NumPy does not have it."""
+    return (value.float() if value.dtype is torch.bfloat16 else value).numpy()
 
 
 def logits_of_padded(folder: Path, tokens_BL, segments_BL, types_BL, dtype: str) -> np.ndarray:
@@ -94,7 +99,7 @@ def logits_of_padded(folder: Path, tokens_BL, segments_BL, types_BL, dtype: str)
     tokens_BL, segments_BL, types_BL = map(torch.from_numpy, (tokens_BL, segments_BL, types_BL))
     with torch.no_grad(), precision(dtype):
         out = read(folder, dtype)(tokens_BL, attention_mask=segments_BL, token_type_ids=types_BL)
-    return (out.logits * segments_BL[..., None]).numpy()
+    return on_host(out.logits * segments_BL[..., None])
 
 
 def greedy(folder: Path, tokens_BL, count: int, dtype: str) -> np.ndarray:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tests.parity.weights import MISSING
-from tests.tolerances import relative_error
+from tests.tolerances import median_error, relative_error
 
 torch = pytest.importorskip("torch", reason=MISSING.format("torch"))
 transformers = pytest.importorskip("transformers", reason=MISSING.format("transformers"))
@@ -125,9 +125,7 @@ def test_bfloat16_errors_are_as_small_as_those_of_transformers(name, tmp_path):
     exact = np.asarray(xf.load(tmp_path, dtype="float32")(tokens_BL))
     ours = xf.load(tmp_path)(tokens_BL)
     theirs = hf_torch.logits(tmp_path, tokens_BL, "bfloat16")
-    error, their_error = (
-        np.median(np.linalg.norm(exact - actual, axis=-1) / np.linalg.norm(exact, axis=-1)) for actual in (ours, theirs)
-    )
+    error, their_error = (median_error(actual, exact) for actual in (ours, theirs))
     print(f"bfloat16, {name}: {error:.4f}, transformers {their_error:.4f}")
     assert 1e-4 < error < 1.5 * their_error
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.parity.weights import MISSING
-from tests.tolerances import relative_error
+from tests.tolerances import median_error, relative_error
 
 torch = pytest.importorskip("torch", reason=MISSING.format("torch"))
 transformers = pytest.importorskip("transformers", reason=MISSING.format("transformers"))
@@ -54,6 +54,21 @@ def test_logits_of_padded_rows_equal_those_of_transformers(name, number, dtype, 
     assert_same_tensors(tmp_path / "out", tmp_path / "in")
     again = hf_torch.logits_of_padded(tmp_path / "out", tokens_BL, segments_BL, types_BL, dtype)
     assert np.array_equal(again, expected)
+
+
+@pytest.mark.parametrize("name", MASKED)
+def test_bfloat16_errors_are_as_small_as_those_of_transformers(name, tmp_path):
+    """As in test_hf.py, of the tokens that are no padding."""
+    config = MASKED[name](Draw(0))
+    hf_torch.write_random(config, tmp_path, seed=0, dtype="bfloat16")
+    tokens_BL, segments_BL, types_BL = inputs(config)
+    given = {"segments_BL": segments_BL, "token_types_BL": types_BL}
+    exact, ours = (np.asarray(xf.load(tmp_path, dtype=dtype)(tokens_BL, **given)) for dtype in ("float32", ""))
+    theirs = hf_torch.logits_of_padded(tmp_path, tokens_BL, segments_BL, types_BL, "bfloat16")
+    real = segments_BL > 0
+    error, their_error = (median_error(actual[real], exact[real]) for actual in (ours, theirs))
+    print(f"bfloat16, {name}: {error:.4f}, transformers {their_error:.4f}")
+    assert 1e-4 < error < 1.5 * their_error
 
 
 @pytest.mark.parametrize("name", RECORDED_MODELS)

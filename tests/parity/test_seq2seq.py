@@ -9,14 +9,17 @@ import numpy as np
 import pytest
 
 from tests.parity.weights import MISSING
-from tests.tolerances import TOLERANCE, relative_error
+from tests.tolerances import TOLERANCE, median_error, relative_error
 
 torch = pytest.importorskip("torch", reason=MISSING.format("torch"))
 transformers = pytest.importorskip("transformers", reason=MISSING.format("transformers"))
 
+from safetensors.numpy import load_file  # noqa: E402
+
 import xfresearch as xf  # noqa: E402
 from tests.contracts.variants import random_params  # noqa: E402
 from tests.interop.folders import assert_same_tensors  # noqa: E402
+from tests.interop.record import PAIRS, RECORDED, pair_outputs  # noqa: E402
 from tests.parity import hf_seq2seq  # noqa: E402
 from tests.parity.hf_draws import ROUNDS, Draw  # noqa: E402
 from tests.parity.hf_seq2seq import DRAWS, ENDS, START  # noqa: E402
@@ -81,6 +84,27 @@ def test_logits_and_streams_equal_those_of_transformers(case, dtype, parity):
         for row, length in enumerate(SOURCES if ours.startswith("encoder.") else [TARGET] * 2):
             error = relative_error(captured[ours][row, :length], expected[theirs][row, :length])
             parity("transformers", f"{case.name}, streams", dtype, error)
+
+
+@pytest.mark.parametrize("name", DRAWS)
+def test_bfloat16_errors_are_as_small_as_those_of_transformers(name, tmp_path):
+    """As in test_hf.py."""
+    case = Case(name, 0, tmp_path)
+    folder, source = tmp_path / "bfloat16", padded(case.source)
+    hf_seq2seq.write_random(case.config, folder, 0, "bfloat16")
+    exact = np.asarray(xf.load(folder, dtype="float32")(case.tokens_BL, source=source))
+    ours = xf.load(folder)(case.tokens_BL, source=source)
+    theirs = hf_seq2seq.outputs(folder, case.source, case.tokens_BL, "bfloat16")["logits"]
+    error, their_error = (median_error(actual, exact) for actual in (ours, theirs))
+    print(f"bfloat16, {name}: {error:.4f}, transformers {their_error:.4f}")
+    assert 1e-4 < error < 1.5 * their_error
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_recorded_outputs_are_current(name):
+    recorded, now = load_file(RECORDED / f"{name}.safetensors"), pair_outputs(name, RECORDED / name)
+    assert relative_error(recorded.pop("logits"), now.pop("logits")) < TOLERANCE["float32"]
+    assert all(np.array_equal(recorded[key], now[key]) for key in now)
 
 
 def ours(case: Case, how) -> list[list[int]]:

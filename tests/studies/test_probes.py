@@ -87,6 +87,29 @@ def test_exact_match_is_the_share_of_pairs_without_a_wrong_token(monkeypatch):
     assert probes.measure(lm, ["exact_match"]) == {"exact_match": (pairs - 2) / pairs}
 
 
+def test_a_model_that_sorts_its_source_loses_all_with_the_source_of_another_row(monkeypatch):
+    """A target whose number no source of the other row has is left out: without a source there is nothing to sort."""
+    config = tiny_config("tasks/sort", evaluation__sequences=6, batch_size=4)
+    lm = SimpleNamespace(run=config, config=config.model, params={}, tokenizer=ByteTokenizer())
+    scored = []
+
+    def sorts(params, batch):
+        nll_BL = np.zeros(batch["targets"].shape, np.float32)
+        for row, number in ((row, number) for row in range(4) for number in range(1, batch["segments"].max() + 1)):
+            target = (batch["segments"][row] == number) & (batch["weights"][row] > 0)
+            source = batch["source"][row][batch["source_segments"][row] == number]
+            assert len(source) or not target.any()
+            if target.any():
+                nll_BL[row, target] = sorted(source[:-1]) != batch["targets"][row][target][:-1].tolist()
+        scored.append(int((batch["weights"] > 0).sum()))
+        return nll_BL, None
+
+    monkeypatch.setattr(probes, "_scorer", lambda model: sorts)
+    assert probes.measure(lm, ["source"]) == {"source": 1.0}
+    whole = sum(int((batch["weights"] > 0).sum()) for batch in evaluation_batches(prepare(lm.run, "validation"), 4, 6))
+    assert 0 < sum(scored[::2]) < whole  # some pairs have no other source
+
+
 def test_figures_of_an_analysis_are_those_of_its_summary(monkeypatch):
     calls = []
 

@@ -51,10 +51,13 @@ class Masked:
 
 @dataclass(frozen=True)
 class Prefix:
-    """The rest of a text from a prefix of random length (Raffel et al. 2020, sec. 3.2.1). An encoder reads the prefix, or
-    in a model of a single stack its tokens see each other."""
+    """The rest of a text from a prefix (Raffel et al. 2020, sec. 3.2.1). An encoder reads the prefix, or in a model of a
+    single stack its tokens see each other."""
 
     kind: str = option("prefix", "objective")
+    lengths: Literal["random", "fixed"] = option(
+        "random", "a prefix has any number of tokens, or with an encoder as many as the source has places"
+    )
 
 
 OBJECTIVES = {each().kind: each for each in (Next, Seq2Seq, SpanCorruption, Masked, Prefix)}

@@ -71,8 +71,10 @@ def load(folder: Path, mesh=None, dtype: str = "", allow_nonfinite: bool = False
     params, bare = read_params(folder, header, abstract_params(model, mesh), allow_nonfinite)
     tokenizer = read_tokenizer(folder)
     data = DataConfig(tokenizer=str(folder)) if tokenizer else DataConfig()
-    if model.encoder or not model.causal:
-        data = replace(data, objective=Seq2Seq() if model.encoder else Masked())
+    if model.encoder:
+        data = replace(data, objective=Seq2Seq(), corpus=("translation",))  # pairs that need no files
+    elif not model.causal:
+        data = replace(data, objective=Masked())
     run = Config(model=model, sequence_length=model.max_length, source_length=model.source_length, data=data)
     other_dtypes = {name: tensor.dtype for name, tensor in header.stored.items() if tensor.dtype != header.dtype}
     digest = tokenizer.digest if tokenizer else ""

@@ -93,6 +93,8 @@ def _require_metric(study: Study, config: Config) -> None:
     pairs = not trains_on_labels(config.data) and config.data.objective.kind == "seq2seq"
     allowed = f"probes that need no targets of pairs: a run predicts {predicted(config.data)}"
     require(pairs or "exact_match" not in study.probes, "probes", "exact_match", allowed)
+    allowed = "probes of models without an encoder, or a base with one"
+    require(config.model.encoder is not None or "source" not in study.probes, "probes", "source", allowed)
     require(config.evaluation.split != "train", "options", "evaluation.split=train", "a split that no arm trains on")
     require(config.evaluation.every > 0, "options", "evaluation.every=0", "an interval: a study compares held-out metrics")
 

@@ -13,12 +13,13 @@ is better.
     divergence  nats per label above the exact law of the data: less is better; NaN for a data set without a known law
     bits_per_parameter  about the people of capo; NaN for other data sets
     exact_match  share of the held-out pairs (docs/objectives.md) whose target greedy decoding gives
+    source      nats per target token that a model loses if its encoder reads the source of another pair
     tasks.NAME  the first metric of a task of lm_eval (docs/evaluation.md), which may be one where less is better
 
 The tokens of copying and recall are the same for all runs with one vocabulary.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from types import SimpleNamespace
 
@@ -55,17 +56,38 @@ def pairs_twice(rng, rows: int, pairs: int, vocabulary: int) -> np.ndarray:
 
 def exact_match(lm) -> float:
     """The share of held-out targets that greedy decoding gives. It gives a target if each of its tokens is the likeliest
-    after those before it, so one pass tells. Read from `evaluation.sequences` sequences, as for the loss curve."""
-    from xfresearch.data.pipeline import evaluation_batches
-    from xfresearch.evaluation import losses, whole_rows
+    after those before it, so one pass tells."""
+    from xfresearch.evaluation import losses
 
-    data = whole_rows.read_rows(lm, "the run", limit=lm.run.evaluation.sequences)
     right = pairs = 0
-    for batch in evaluation_batches(data.sequences, losses.batch_size(lm.run, 0), len(data.rows)):
+    for batch in _held_out(lm):
         correct_BL = _scorer(lm.config)(lm.params, batch)[1]
         right_BP, pairs_B = losses.right_answers(correct_BL, batch["segments"])
         right, pairs = right + int(right_BP.sum()), pairs + int(pairs_B.sum())
     return right / pairs
+
+
+def source(lm) -> float:
+    """Nats per token of held-out targets that a model loses if it reads the sources of the row before. Of a row with
+    several pairs, a target reads the source with its number; it is left out if the other row has none."""
+    lost, tokens = 0.0, 0
+    for batch in _held_out(lm):
+        others = {name: np.roll(batch[name], 1, 0) for name in ("source", "source_segments", "source_positions")}
+        found_BL = (batch["segments"][:, :, None] == others["source_segments"][:, None]).any(-1)
+        batch["weights"] = batch["weights"] * found_BL
+        own_BL, other_BL = (np.asarray(_scorer(lm.config)(lm.params, each)[0]) for each in (batch, batch | others))
+        lost += float((other_BL - own_BL).sum(dtype=np.float64))
+        tokens += int(batch["weights"].sum())
+    return lost / tokens if tokens else np.nan
+
+
+def _held_out(lm) -> Iterator[dict[str, np.ndarray]]:
+    """Batches of `evaluation.sequences` held-out sequences, as for the loss curve."""
+    from xfresearch.data.pipeline import evaluation_batches
+    from xfresearch.evaluation import losses, whole_rows
+
+    data = whole_rows.read_rows(lm, "the run", limit=lm.run.evaluation.sequences)
+    return evaluation_batches(data.sequences, losses.batch_size(lm.run, 0), len(data.rows))
 
 
 @cache
@@ -76,7 +98,7 @@ def _scorer(model) -> Callable:
     return make_scorer(model)
 
 
-PROBES: dict[str, Callable] = {"copying": copying, "recall": recall, "exact_match": exact_match}
+PROBES: dict[str, Callable] = {"copying": copying, "recall": recall, "exact_match": exact_match, "source": source}
 # Figures of all heads (analysis/attention.py), and how they become one.
 OF_HEADS: dict[str, tuple[str, Callable]] = {"induction": ("induction", np.nanmax), "sink": ("first", np.nanmean)}
 OF_LABELS = ("hardest", "accepted", "divergence", "bits_per_parameter")

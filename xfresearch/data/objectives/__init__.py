@@ -11,11 +11,13 @@ from typing import Protocol
 import numpy as np
 
 from xfresearch.config.options import RunConfig
+from xfresearch.data.objectives import prefix
 from xfresearch.data.objectives.masked import Masked
 from xfresearch.data.objectives.prefix import Prefix, RowPrefix
 from xfresearch.data.objectives.span_corruption import SpanCorruption, raw_length
 from xfresearch.data.packed import PackedSplit
 from xfresearch.data.tokenizers import Tokenizer
+from xfresearch.runtime.errors import require
 
 HELD_OUT = 2**63  # the seed of held-out rows; those of runs are smaller
 
@@ -34,7 +36,8 @@ def objective_of(config: RunConfig, tokenizer: Tokenizer) -> Objective | None:
         return SpanCorruption.of(options, tokenizer, config.source_length, config.sequence_length)
     if options.kind == "prefix":
         if config.source_length:
-            return Prefix.of(tokenizer, config.source_length, config.sequence_length)
+            return Prefix.of(options, tokenizer, config.source_length, config.sequence_length)
+        require(options.lengths == "random", "data.objective.lengths", options.lengths, "'random' without an encoder")
         return RowPrefix()
     return None
 
@@ -45,7 +48,7 @@ def row_length(config: RunConfig) -> int:
     if options.kind == "span_corruption":
         return raw_length(config.source_length, options.noise_density, options.mean_span)
     if options.kind == "prefix" and config.source_length:
-        return config.source_length - 1
+        return prefix.row_length(options, config.source_length, config.sequence_length)
     return config.sequence_length
 
 

@@ -1,8 +1,8 @@
 """Prefixes (Raffel et al. 2020, T5, sec. 3.2.1), as prefix_lm of t5/data/preprocessors.py.
 
 Of a text of T tokens, the prefix has the first 1 to T - 1, each number equally likely. With an encoder it is the source, and
-the target is the rest; both end with end_of_text. In a single stack the tokens of the prefix see each other, as in the
-paper's figure 3, and the loss is that of the rest (RowPrefix).
+the target is the rest; both end with end_of_text. With fixed lengths, each fills its places. In a single stack the tokens of
+the prefix see each other, as in the paper's figure 3, and the loss is that of the rest (RowPrefix).
 """
 
 from collections.abc import Sequence
@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from xfresearch.config import objectives as options
 from xfresearch.data.pairs import pair_packing
 from xfresearch.data.pairs.pair_packing import Pair
 from xfresearch.data.tokenizers import Tokenizer
@@ -21,14 +22,16 @@ class Prefix(NamedTuple):
     length: int
     start: int  # what the decoder reads first
     end: int
+    fixed: int  # tokens of every prefix; 0 for any number
 
     @classmethod
-    def of(cls, tokenizer: Tokenizer, source_length: int, length: int) -> "Prefix":
+    def of(cls, chosen: options.Prefix, tokenizer: Tokenizer, source_length: int, length: int) -> "Prefix":
         """Raises UserError if the decoder has no place for the longest target, which has all tokens but one, and its end."""
         require(source_length > 2, "source_length", source_length, "at least 3 with data.objective.kind='prefix'")
+        fixed = chosen.lengths == "fixed"
         allowed = f"at least {source_length - 1}, the longest target with source_length={source_length}"
-        require(length >= source_length - 1, "sequence_length", length, allowed)
-        return cls(source_length, length, tokenizer.decoder_start, tokenizer.end_of_text)
+        require(fixed or length >= source_length - 1, "sequence_length", length, allowed)
+        return cls(source_length, length, tokenizer.decoder_start, tokenizer.end_of_text, fixed * (source_length - 1))
 
     def __call__(self, rows: dict[str, np.ndarray], rngs: Sequence[np.random.Generator]) -> dict[str, np.ndarray]:
         """The batch of an encoder and a decoder (pairs/pair_packing.py) from rows [B, T] of a stream."""
@@ -38,8 +41,14 @@ class Prefix(NamedTuple):
 
     def pair(self, tokens_T: np.ndarray, rng: np.random.Generator) -> Pair:
         """The two parts of a text of at least two tokens."""
-        parts = np.split(tokens_T, [rng.integers(1, len(tokens_T))])
+        first = min(self.fixed, len(tokens_T) - 1) or rng.integers(1, len(tokens_T))
+        parts = np.split(tokens_T, [first])
         return Pair(*(np.append(part, self.end).astype(np.int32) for part in parts))
+
+
+def row_length(chosen: options.Prefix, source_length: int, length: int) -> int:
+    """T, the tokens of a text whose parts an encoder and a decoder read."""
+    return source_length - 1 + (length - 1 if chosen.lengths == "fixed" else 0)
 
 
 class RowPrefix:
