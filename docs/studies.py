@@ -44,7 +44,8 @@ STUDIES = {
     "w_q_one_head": "w_q.py:one_head",
     "experts_parameters": "experts.py:parameters",
     "experts_slots": "experts.py:slots",
-    "cross_attention": "cross_attention.py",
+    "cross_attention": "cross_attention.py:sort",
+    "cross_attention_text": "cross_attention.py",
     "base_recipe": "base_recipe.py",
     "base_recipe_survivors": "base_recipe.py:survivors",
 }
@@ -66,7 +67,7 @@ ANSWERS = {  # page of docs/questions: its studies
     "experts": ("experts", "experts_parameters", "experts_slots"),
     "lambda_layers": ("lambda_layers", "lambda_recall"),
     "recent": ("recent", "recent_differential"),
-    "cross_attention": ("cross_attention",),
+    "cross_attention": ("cross_attention_text", "cross_attention"),
     "base_recipe": ("base_recipe", "base_recipe_survivors"),
 }
 
@@ -195,7 +196,7 @@ From nothing that is {runs} runs, less what studies share; they took {hours:.1f}
 def shared() -> str:
     """A table of the arms that have the same runs in several studies."""
     collected = {}  # (values, parameters): names of arms, with their size
-    for name in STUDIES:
+    for name in (each for each in STUDIES if each in pictures()):
         for size, here in _results(name)["sizes"].items():
             for arm, each in here["arms"].items():
                 key = (tuple(each["values"]), each["parameters"])
