@@ -38,7 +38,7 @@ def fingerprint(config, without: tuple[str, ...] = (), also: tuple[str, ...] = (
     """A digest of the options that determine a run's result. Options at the paths `without` are left out, and options whose
     paths begin with one of `also` are added. An option at its default does not count, so that results keep their
     fingerprints when an option is added to the code."""
-    usual = _usual(type(config))
+    usual = _usual(config.__class__)
     described = {
         leaf.path: leaf.value
         for leaf in leaves(config)
