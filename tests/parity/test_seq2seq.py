@@ -88,13 +88,14 @@ def test_logits_and_streams_equal_those_of_transformers(case, dtype, parity):
 
 @pytest.mark.parametrize("name", DRAWS)
 def test_bfloat16_errors_are_as_small_as_those_of_transformers(name, tmp_path):
-    """As in test_hf.py."""
-    case = Case(name, 0, tmp_path)
-    folder, source = tmp_path / "bfloat16", padded(case.source)
-    hf_seq2seq.write_random(case.config, folder, 0, "bfloat16")
-    exact = np.asarray(xf.load(folder, dtype="float32")(case.tokens_BL, source=source))
-    ours = xf.load(folder)(case.tokens_BL, source=source)
-    theirs = hf_seq2seq.outputs(folder, case.source, case.tokens_BL, "bfloat16")["logits"]
+    """As in test_hf.py, but of many pairs: all tokens of a target read one source, so that their errors go together."""
+    config, random = DRAWS[name](Draw(0)), np.random.default_rng(0)
+    hf_seq2seq.write_random(config, tmp_path, 0, "bfloat16")
+    source = [random.integers(0, config.vocab_size, length).tolist() for length in SOURCES * 12]
+    tokens_BL = random.integers(0, config.vocab_size, (len(source), TARGET))
+    exact = np.asarray(xf.load(tmp_path, dtype="float32")(tokens_BL, source=padded(source)))
+    ours = xf.load(tmp_path)(tokens_BL, source=padded(source))
+    theirs = hf_seq2seq.outputs(tmp_path, source, tokens_BL, "bfloat16")["logits"]
     error, their_error = (median_error(actual, exact) for actual in (ours, theirs))
     print(f"bfloat16, {name}: {error:.4f}, transformers {their_error:.4f}")
     assert 1e-4 < error < 1.5 * their_error
