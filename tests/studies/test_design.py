@@ -85,7 +85,7 @@ def test_the_page_has_every_key_with_its_default():
 
 
 def test_sizes_are_in_the_order_of_their_parameters():
-    assert list(design.read(["--config", "configs/studies/w_o.py"]).sizes) == ["small", "large"]
+    assert list(design.read(["--config", "configs/studies/w_o.py"]).sizes) == ["nano", "micro", "small"]
 
 
 @pytest.mark.parametrize(
@@ -374,9 +374,6 @@ def test_every_named_study_has_arms_of_equal_cost(name):
             assert abs(mismatch) < (0.35 if study.tiny else 0.04), cell
 
 
-W_O = ("no_residual_between", "fused_output", "fused_output_smaller")
-
-
 @pytest.mark.parametrize(
     "files, arms",
     [
@@ -384,17 +381,18 @@ W_O = ("no_residual_between", "fused_output", "fused_output_smaller")
         (("memory.py", "experts.py:slots"), {"all_attention": "slots"}),
         (("memory.py", "experts.py"), {"feed_forward": "dense"}),
         (("memory.py", "memory.py:beside"), {"many_beside": "many_beside", "all_attention": "all_attention"}),
-        (("w_o.py", "w_o.py:layouts"), dict(zip(W_O, W_O, strict=True))),
-        (("w_o.py:layouts", "w_q.py"), {"pre_norm": "learned"}),
-        (("w_q.py", "activations.py"), {"learned": "gelu"}),
+        (("norms.py", "w_q.py"), {"layer": "learned"}),
+        (("null.py", "w_q.py"), {"base": "learned"}),
+        (("w_o.py:layouts", "activations.py"), {"pre_norm": "gelu"}),
         (("activations.py", "activations.py:tuned"), {"swiglu": "swiglu"}),
         (("recent.py", "experts.py:parameters"), {"softmax": "dense"}),
-        (("lambda_layers.py", "w_q.py"), {"attention": "learned"}),
+        (("lambda_layers.py", "activations.py"), {"attention": "gelu"}),
     ],
 )
 def test_arms_that_two_studies_share_are_trained_once(files, arms):
     first, second = (design.read(["--config", f"configs/studies/{file}"]) for file in files)
-    sizes = [("length_128", "small")] if "length_128" in first.sizes else [(size, size) for size in first.sizes]
-    for pair in ((Cell(one, a), Cell(other, b)) for one, other in sizes for a, b in arms.items()):
+    names = [rung.name for rung in design.rungs(first)]
+    rungs = [("length_128", "small")] if "length_128" in names else zip(names, names, strict=True)
+    for pair in ((Cell(one, a), Cell(other, b)) for one, other in rungs for a, b in arms.items()):
         each = zip((first, second), pair, strict=True)
         assert len({fingerprint(matching.matched(study, cell, {}).config) for study, cell in each}) == 1, pair

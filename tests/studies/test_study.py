@@ -343,7 +343,7 @@ def test_equal_seconds_are_those_of_the_first_start(config, tmp_path, monkeypatc
     with pytest.raises(UserError, match="--job=0 is not allowed with config.match='seconds' before updates were timed"):
         run(config, tmp_path, *flags, "--job=0")
     planned = []
-    monkeypatch.setattr(conducting, "conduct", lambda ladder, store, solved, job, record: planned.append(solved) or {})
+    monkeypatch.setattr(conducting, "conduct", lambda ladder, store, solved, *_: planned.append(solved) or {})
     run(config, tmp_path, *flags, "--time")  # measures and keeps them
     run(config, tmp_path, *flags, "--job=0")
     speeds["parallel"] = 3.0
