@@ -200,6 +200,15 @@ def _ring(*arguments, **options):
     return ring(*arguments, **options)
 
 
+def _segments(q_segments_BL, k_segments_BS, k_prefix_BS) -> tuple | None:
+    """What kernels take as segments: ids of queries and keys, with the prefix if there is one; None without ids."""
+    if k_prefix_BS is None:
+        return None if q_segments_BL is None else (q_segments_BL, k_segments_BS)
+    if q_segments_BL is None:
+        raise ValueError("k_prefix_BS needs q_segments_BL and k_segments_BS")
+    return q_segments_BL, k_segments_BS, k_prefix_BS
+
+
 FUSED = {"splash": _splash, "cudnn": cudnn, "tokamax": tokamax_attention, "chunked": chunked, "ring": _ring}  # called alike
 
 
@@ -244,12 +253,7 @@ def attention(
     implementation: a name in REFUSALS, or 'auto'. Raises UserError if the named kernel does not support the call.
     mesh: the mesh that the arrays are sharded over, by their letters (sharding/letters.py).
     """
-    segments: tuple | None = None if q_segments_BL is None else (q_segments_BL, k_segments_BS)
-    prefixes = k_prefix_BS is not None
-    if prefixes:
-        if segments is None:
-            raise ValueError("k_prefix_BS needs q_segments_BL and k_segments_BS")
-        segments += (k_prefix_BS,)
+    segments, prefixes = _segments(q_segments_BL, k_segments_BS, k_prefix_BS), k_prefix_BS is not None
     altered = alterations(
         taps=tap, biases=bias, shaping=shaping, dropout=dropout_rate, softcap=softcap, prefixes=prefixes
     )

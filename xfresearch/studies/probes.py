@@ -73,8 +73,8 @@ def source(lm) -> float:
     lost, tokens = 0.0, 0
     for batch in _held_out(lm):
         others = {name: np.roll(batch[name], 1, 0) for name in ("source", "source_segments", "source_positions")}
-        found_BL = (batch["segments"][:, :, None] == others["source_segments"][:, None]).any(-1)
-        batch["weights"] = batch["weights"] * found_BL
+        shared_BL = (batch["segments"][:, :, None] == others["source_segments"][:, None]).any(-1)
+        batch["weights"] = batch["weights"] * shared_BL
         own_BL, other_BL = (np.asarray(_scorer(lm.config)(lm.params, each)[0]) for each in (batch, batch | others))
         lost += float((other_BL - own_BL).sum(dtype=np.float64))
         tokens += int(batch["weights"].sum())
