@@ -48,7 +48,7 @@ def tuned(world: World, arm: int, rung: int, runs: int, rng) -> dict[float, list
     """Every run of a choice of the rate, in the order in which a study makes them."""
     tried: dict[float, list[float]] = {}
     while steps := rates.next_runs(tried, GRID, runs, EXTENSIONS):
-        rate, _ = steps[0]
+        rate = next(iter(steps))
         tried.setdefault(rate, []).append(world.run(arm, rung, rate, rng.standard_normal()))
     return tried
 

@@ -1,12 +1,14 @@
 """The choice of learning rates: which runs follow from which, the vertex, and what goes to other rungs."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from tests.studies import simulated
 from tests.studies.simulated import D_R, EXTENSIONS, GRID, N_R, PLACES_RF, RUNS, world
+from tests.studies.test_design import STUDY, ladder
 from xfresearch.studies import rates
 
 
@@ -14,8 +16,8 @@ def followed(losses: dict[float, float], runs: int = RUNS, extensions: int = EXT
     """All runs of a choice, whose rates have these losses, and 9 elsewhere."""
     tried: dict[float, list[float]] = {}
     while steps := rates.next_runs(tried, GRID, runs, extensions):
-        rate, had = steps[0]
-        assert had == len(tried.get(rate, []))
+        rate = next(iter(steps))
+        assert steps[rate] > len(tried.get(rate, []))
         tried.setdefault(rate, []).append(losses.get(rate, 9.0))
     return tried
 
@@ -35,9 +37,21 @@ def test_further_runs_may_show_another_best_rate():
     losses = {0.004: [2.5] * 3, 0.008: [1.9, 2.4, 2.4], 0.016: [2.0, 2.0, 2.0], 0.032: [2.2] * 3}
     tried: dict[float, list[float]] = {}
     while steps := rates.next_runs(tried, GRID, RUNS, EXTENSIONS):
-        rate, had = steps[0]
-        tried.setdefault(rate, []).append(losses[rate][had])
+        had = tried.setdefault(rate := next(iter(steps)), [])
+        had.append(losses[rate][len(had)])
     assert len(tried[0.032]) == 3 and rates.best_rate(rates.means(tried)) == 0.016
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_runs_of_several_processes_end_in_any_order(seed):
+    """A run that has ended must not be called ready again: a study would wait for it for ever."""
+    study = replace(STUDY, rates=GRID, rate_runs=RUNS, tune_at=("a",))
+    rng, results = np.random.default_rng(seed), {}
+    while ready := ladder(study).ready(results):
+        assert not results.keys() & set(ready)
+        trial = ready[rng.integers(len(ready))]
+        results[trial] = math.log(trial.rate / 0.01) ** 2 + 0.5 * rng.standard_normal()
+    assert len({trial for trial in results if not trial.tunes}) == 2 * 2 * study.seeds
 
 
 def test_extensions_end():

@@ -87,10 +87,12 @@ class Ladder(NamedTuple):
     carry: rates.Carry
 
     def tuning(self, results: Results, cell: Cell) -> list[Trial]:
-        """The runs that can start now, to choose the rate of a rung that tunes."""
+        """The runs that can start now, to choose the rate of a rung that tunes. Of several processes, one may end its run
+        before another one ends a run that began earlier."""
         study = self.study
-        steps = rates.next_runs(tried(results, cell), study.rates, study.rate_runs, study.extensions)
-        return [Trial(cell, rate, TUNING_SEED + had) for rate, had in steps]
+        wanted = rates.next_runs(tried(results, cell), study.rates, study.rate_runs, study.extensions)
+        every = (Trial(cell, rate, TUNING_SEED + run) for rate, runs in wanted.items() for run in range(runs))
+        return [trial for trial in every if trial not in results]
 
     def sources(self, cell: Cell) -> dict[Cell, float]:
         """The cells that tune the rate of a cell, with their weights: itself, if its rung tunes."""

@@ -50,17 +50,17 @@ def at_edge(losses: Mapping[float, float]) -> Literal["", "low", "high"]:
     return "low" if best in (None, min(losses)) else "high" if best == max(losses) else ""
 
 
-def next_runs(tried: Tried, grid: Sequence[float], runs: int, extensions: int) -> list[tuple[float, int]]:
-    """The runs that can start now: rates, and how many runs they have had. Empty if the choice can be made."""
-    if missing := [(rate, 0) for rate in grid if not tried.get(rate)]:
+def next_runs(tried: Tried, grid: Sequence[float], runs: int, extensions: int) -> dict[float, int]:
+    """The rates with runs that can start now, and how many runs each is to have. Empty if the choice can be made."""
+    if missing := {rate: 1 for rate in grid if not tried.get(rate)}:
         return missing
     losses = means(tried)
     edge = at_edge(losses)
     if edge and len(losses) < len(grid) + extensions:
         ratio = grid[1] / grid[0]
-        return [(float(f"{min(losses) / ratio if edge == 'low' else max(losses) * ratio:.3g}"), 0)]
+        return {float(f"{min(losses) / ratio if edge == 'low' else max(losses) * ratio:.3g}"): 1}
     hopeful = [rate for rate in _neighbours(losses) if math.isfinite(losses[rate])]
-    return [(rate, had) for rate in hopeful for had in range(len(tried[rate]), runs)]
+    return {rate: runs for rate in hopeful if len(tried[rate]) < runs}
 
 
 def _neighbours(losses: Mapping[float, float]) -> list[float]:
