@@ -2,9 +2,11 @@
 
 playground             recall: attention, a window, lambda layers with a small state
 playground:mano        values of expressions: rotary positions, no positions
+playground:lano        sentences of a grammar: the same
+playground:brevo       what a node of a graph depends on, in order: the same
 playground:capo        bits about people: with feed-forward layers, and without
 
-Each has 10 to 15 runs of 1 to 8 TFLOPs."""
+Each has 10 to 20 runs of 1 to 8 TFLOPs."""
 
 from xfresearch.configs.studies import common
 from xfresearch.configs.studies.common import block
@@ -14,7 +16,7 @@ LAMBDA = ("model.position=none", *block("attention.kind=lambda", "attention.lamb
 
 
 def get_config(size: str = "full"):
-    study = common.base(size, sizes=(*common.SIZES, "mano", "capo"))
+    study = common.base(size, sizes=(*common.SIZES, *TASKS))
     study.seeds, study.rate_runs, study.extensions = 3, 1, 1
     study.metric, study.margin, study.deviation, study.probes = "accuracy", 0.02, 0.02, ("hardest",)
     study.match, study.solve, study.more_sizes, study.tune_at = "tokens", "", {}, ()
@@ -22,7 +24,7 @@ def get_config(size: str = "full"):
     study.base, study.sizes = f"playground:{task}_small", {"small": ()}
     study.options = ()
     study.rates = (2e-3, 4e-3)
-    {"recall": _recall, "mano": _mano, "capo": _capo}[task](study)
+    {"recall": _recall, **TASKS}[task](study)
     if size == "tiny":
         study.base, study.sizes = "playground:tiny", {"tiny": ()}
         study.arms.window = block("attention.window=2")  # of 8 tokens
@@ -44,15 +46,31 @@ def _recall(study) -> None:
     }
 
 
-def _mano(study) -> None:
-    study.question = "Does a model without positions compute fewer expressions than one with RoPE?"
+def _positions(study) -> None:
+    study.question = "Does a model without positions learn less of the task than one with RoPE?"
     study.rule = (
-        "It does if the verdict is 'worse'. If the baseline is at chance, 0.2, the task does not separate. Causal attention "
-        "can tell positions apart without being given them, but in Allen-Zhu 2025 it is behind RoPE on all tasks unless "
-        "each layer has a short convolution."
+        "It does if the verdict is 'worse'. If the baseline is at chance, the task does not separate. Causal attention can "
+        "tell positions apart without being given them, but in Allen-Zhu 2025 it is behind RoPE on all tasks unless each "
+        "layer has a short convolution."
     )
-    study.options, study.baseline = ("steps=3000",), "rope"
-    study.arms = {"rope": (), "no_position": block("attention.position=none")}
+    study.baseline, study.arms = "rope", {"rope": (), "no_position": block("attention.position=none")}
+
+
+def _mano(study) -> None:
+    _positions(study)
+    study.options = ("steps=3000",)  # chance is 0.2
+
+
+def _lano(study) -> None:
+    _positions(study)
+    study.options, study.rates = common.RECIPE, (8e-3, 1.6e-2, 3.2e-2)
+    study.metric, study.margin, study.deviation, study.probes = "loss", 0.02, 0.01, ("divergence", "accepted")
+
+
+def _brevo(study) -> None:
+    _positions(study)  # of the sequences with 6 nodes of playground:brevo_small a tenth is right after as many updates
+    study.options = ("data.corpus=('brevo:nodes=5',)", "steps=1500", *common.RECIPE)
+    study.rates, study.probes = (8e-3, 1.6e-2, 3.2e-2), ("hardest", "accepted")
 
 
 def _capo(study) -> None:
@@ -68,3 +86,6 @@ def _capo(study) -> None:
     study.baseline = "feed_forward"
     study.arms = {"feed_forward": (), "attention_only": block("layout=attention_only")}
     study.match, study.solve_in = "parameters", {"attention_only": "model.depth"}
+
+
+TASKS = {"mano": _mano, "lano": _lano, "brevo": _brevo, "capo": _capo}
