@@ -179,7 +179,7 @@ def test_a_padded_vocabulary_changes_only_the_products(V, padded, x64):
     for a, e in zip(jax.tree.leaves(result), jax.tree.leaves(expected), strict=True):
         assert a.shape == e.shape and relative_error(a, e) < TOLERANCE["float64"]
     logits, _, table = products(gradient, x, head, weights)
-    assert "f64[5,16]" in logits and "f64[16,5]" in table
+    assert "f64[5,16]" in logits and "f64[5,16]" in table  # of 5 tokens, and of a width of 5
     nll_T, correct_T = token_nll(x, head, labels, rows=4)
     logits = logits_in_numpy(x, head)
     assert relative_error(nll_T, np.log(np.exp(logits).sum(1)) - logits[np.arange(13), labels]) < TOLERANCE["float64"]

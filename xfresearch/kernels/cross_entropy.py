@@ -80,24 +80,26 @@ def _sums(x_BLD, head, labels_BL, weights_BL, z_loss, rows, mesh):
 
 def _sums_forward(x_BLD, head, labels_BL, weights_BL, z_loss, rows, mesh):
     def local(part: VocabularyShard, x_TD, head, labels_T, weights_T):
-        def tile(carry, inputs):
-            sums, dhead = carry
+        def tile(sums, inputs):
             x, labels, weights = inputs
             logits = head.logits(x)
             lse, p = part.lse(logits)
             total, nll = part.token_losses(logits, lse, labels, z_loss)
             at_label = jnp.where(part.is_label(logits, labels), weights[:, None], 0)
             dlogits = (weights * (1 + 2 * z_loss * lse))[:, None] * p - at_label
-            dx, more = head.gradients(x, logits, dlogits)
-            sums = sums[0] + (weights * total).sum(), sums[1] + (weights * nll).sum()
-            return (sums, jax.tree.map(jnp.add, dhead, more)), (part.sum(dx).astype(x.dtype), total)
+            dx, *dhead = head.gradients(x, logits, dlogits)
+            more = (weights * total).sum(), (weights * nll).sum(), *dhead
+            return jax.tree.map(jnp.add, sums, more), (part.sum(dx).astype(x.dtype), total)
 
-        zero = jnp.zeros((), weights_T.dtype)
-        start = (zero, zero), jax.tree.map(lambda a: jnp.zeros(a.shape, weights_T.dtype), head)
+        zeros = partial(jnp.zeros, dtype=weights_T.dtype)
+        dbias_V = None if head.bias_V is None else zeros(head.bias_V.shape)
+        start = zeros(()), zeros(()), zeros(head.table_VD.shape[::-1]), dbias_V
         inputs = tuple(_tiles(a, rows) for a in (x_TD, labels_T, weights_T))
-        (sums, dhead), outputs = jax.lax.scan(tile, start, inputs)
+        (total, nll, dtable_DV, dbias_V), outputs = jax.lax.scan(tile, start, inputs)
+        dtable_DV = jax.lax.optimization_barrier(dtable_DV)  # or XLA transposes the products instead
+        dhead = replace(head, table_VD=dtable_DV.T, bias_V=dbias_V).unpadded()
         dx_TD, dweights_T = (_untile(a, x_TD.shape[0]) for a in outputs)
-        return *sums, dx_TD, dhead.unpadded(), dweights_T
+        return total, nll, dx_TD, dhead, dweights_T
 
     total, nll, dx_BLD, dhead, dweights_BL = _on_devices(local, mesh, "11THT", x_BLD, head, labels_BL, weights_BL)
     dhead = jax.tree.map(lambda d, a: d.astype(a.dtype), dhead, head)
