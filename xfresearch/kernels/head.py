@@ -41,17 +41,16 @@ class Head:
         logits = logits if self.bias_V is None else logits + self.bias_V.astype(wide)
         return softcapped(logits, self.softcap)
 
-    def gradients(self, x_TD, logits_TV, dlogits_TV):
-        """A loss's gradients (dx_TD, dtable_DV, dbias_V or None), float32 or wider, from x, its logits and the logits'
-        gradient. The table's is transposed: with more rows than columns in its result, this product takes XLA 1.2 to 8 times
-        as long on a CPU (jax 0.10 and 0.12)."""
+    def gradients(self, x_TD, logits_TV, dlogits_TV, table="VD"):
+        """A loss's gradients (dx_TD, dtable, dbias_V or None), float32 or wider, from x, its logits and their gradient.
+        table: the axes of dtable, VD or DV."""
         wide = dlogits_TV.dtype
         dlogits_TV = dlogits_TV * softcap_slope(logits_TV, self.softcap)
         dbias_V = None if self.bias_V is None else dlogits_TV.sum(0)
         dlogits_TV = _with_rows(dlogits_TV.astype(x_TD.dtype), self.table_VD.shape[0], axis=1)
         dx_TD = jnp.einsum("TV,VD->TD", dlogits_TV, self.table_VD, preferred_element_type=wide)
-        dtable_DV = jnp.einsum("TD,TV->DV", self._scaled(x_TD), dlogits_TV, preferred_element_type=wide)
-        return self._scaled(dx_TD), dtable_DV, dbias_V
+        dtable = jnp.einsum(f"TV,TD->{table}", dlogits_TV, self._scaled(x_TD), preferred_element_type=wide)
+        return self._scaled(dx_TD), dtable, dbias_V
 
     def _scaled(self, x):
         return x if self.scale == 1.0 else x * jnp.asarray(self.scale, x.dtype)
