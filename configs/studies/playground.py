@@ -4,6 +4,7 @@ playground             recall: attention, a window, lambda layers with a small s
 playground:mano        values of expressions: rotary positions, no positions
 playground:lano        sentences of a grammar: the same
 playground:brevo       what a node of a graph depends on, in order: the same
+playground:depo        one step on a cycle: the same
 playground:capo        bits about people: with feed-forward layers, and without
 
 Each has 10 to 20 runs of 1 to 8 TFLOPs."""
@@ -73,6 +74,13 @@ def _brevo(study) -> None:
     study.rates, study.probes = (8e-3, 1.6e-2, 3.2e-2), ("hardest", "accepted")
 
 
+def _depo(study) -> None:
+    _positions(study)  # with two hops, 4 layers are at chance after 2,000 updates
+    task = "depo:nodes=6,hops=1,queries=6,symbols=12,longest_word=1,separator=True"
+    study.options = (f"data.corpus=('{task}',)", "model.depth=2", "steps=1000", *common.RECIPE)
+    study.rates, study.probes = (8e-3, 1.6e-2, 3.2e-2), ()
+
+
 def _capo(study) -> None:
     study.question = "Do feed-forward layers store facts that attention alone does not, at 100 exposures?"
     study.rule = (
@@ -88,4 +96,4 @@ def _capo(study) -> None:
     study.match, study.solve_in = "parameters", {"attention_only": "model.depth"}
 
 
-TASKS = {"mano": _mano, "lano": _lano, "brevo": _brevo, "capo": _capo}
+TASKS = {"mano": _mano, "lano": _lano, "brevo": _brevo, "depo": _depo, "capo": _capo}
