@@ -1,5 +1,6 @@
-"""Is W_Q redundant? Replaced by the identity, with RoPE. With :merged also merged with W_K, which RoPE does not allow: all
-arms then have T5's positions. With :one_head the same for models of one head.
+"""Is W_Q redundant? Replaced by the identity, with RoPE. With :adamw at two rungs with AdamW, as all studies were before the
+ladder. With :merged also merged with W_K, which RoPE does not allow: all arms then have T5's positions. With :one_head the
+same for models of one head.
 
 window_8 says how much attention to far tokens is worth at each rung. There is no arm with a merged matrix of the head's
 rank, because it equals the learned pair (tests/models/test_attention_matrices.py)."""
@@ -12,10 +13,12 @@ T5 = block("attention.position=t5")
 
 
 def get_config(size: str = "full"):
-    study = common.base(size, sizes=(*common.SIZES, "merged", "one_head"))
+    study = common.base(size, sizes=(*common.SIZES, "adamw", "merged", "one_head"))
     study.baseline = "learned"
     if size in ("merged", "one_head"):
         return _merged(study, one_head=size == "one_head")
+    if size == "adamw":
+        return _adamw(study)
     study.question = "Is W_Q redundant?"
     study.rule = (
         "It is, if the arm with the identity in its place, given the saved parameters back in the feed-forward layer, is "
@@ -31,6 +34,18 @@ def get_config(size: str = "full"):
         del study.arms.window_8
     else:
         common.ladder(study)
+    return study
+
+
+def _adamw(study):
+    study.question = "Is W_Q redundant in models that AdamW trains?"
+    study.rule = (
+        "The optimiser decides the answer, if the interval of the identity here and that of the study w_q do not meet at a "
+        "rung. If they meet, the rates may be why the answer of the study before the ladder was another one."
+    )
+    study.arms = {"learned": (), "identity": IDENTITY}
+    study.sizes, study.budgets, study.more_sizes = {"micro": common.MICRO, "small": common.SMALL}, (4.0,), {}
+    study.tune_at, study.rate_runs, study.seeds, study.probes = ("micro-x4",), 3, 4, ()
     return study
 
 

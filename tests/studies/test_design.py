@@ -352,7 +352,7 @@ FILES = [file for file in sorted(Path("configs/studies").glob("[!_]*.py")) if fi
 NAMED = [f"{file}:{size}" for file in FILES for size in SIZES]
 
 
-OTHERS = "w_q.py:merged", "w_q.py:one_head", "w_o.py:layouts", "memory.py:beside", "activations.py:tuned"
+OTHERS = "w_q.py:adamw", "w_q.py:merged", "w_q.py:one_head", "w_o.py:layouts", "memory.py:beside", "activations.py:tuned"
 OTHERS += "lambda_layers.py:recall", "recent.py:differential", "experts.py:parameters", "experts.py:slots"
 OTHERS += "norms.py:majority", *(f"playground.py:{task}" for task in ("mano", "lano", "brevo", "depo", "capo"))
 
