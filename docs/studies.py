@@ -40,6 +40,7 @@ STUDIES = {
     "lambda_recall": "lambda_layers.py:recall",
     "single_heads": "single_heads.py",
     "norms_majority": "norms.py:majority",
+    "w_q_adamw": "w_q.py:adamw",
     "w_q_merged": "w_q.py:merged",
     "w_q_one_head": "w_q.py:one_head",
     "experts_parameters": "experts.py:parameters",
@@ -59,7 +60,7 @@ GENERATED = ("norms_majority", "lambda_recall", "cross_attention")
 
 ANSWERS = {  # page of docs/questions: its studies
     "w_o": ("w_o", "w_o_layouts"),
-    "w_q": ("w_q", "w_q_merged", "w_q_one_head"),
+    "w_q": ("w_q", "w_q_adamw", "w_q_merged", "w_q_one_head"),
     "single_heads": ("single_heads",),
     "norms": ("norms", "norms_majority"),
     "memory": ("memory", "memory_beside"),
