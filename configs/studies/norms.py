@@ -10,7 +10,7 @@ from xfresearch.configs.studies.common import block
 
 # Their alpha starts at 1 in the Majority task, as Zhu et al. have it for width 1024, their smallest language model.
 BOUNDED = ("dyt", "derf")
-ALPHAS = (0.25, 0.5, 1.0, 2.0, 4.0)
+ALPHAS = (0.0625, 0.125, 0.25, 0.5, 1.0, 2.0, 4.0)
 RULE = (
     "A half of LayerNorm matters if the verdict of the norm without it, over {where}, is 'worse', or if it diverges; it is "
     "dispensable if that verdict is 'equivalent' or 'better'."
