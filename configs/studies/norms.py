@@ -10,6 +10,7 @@ from xfresearch.configs.studies.common import block
 
 # Their alpha starts at 1 in the Majority task, as Zhu et al. have it for width 1024, their smallest language model.
 BOUNDED = ("dyt", "derf")
+ALPHA = 0.125  # at which dynamic tanh starts best, by the study norms:alpha
 ALPHAS = (0.0625, 0.125, 0.25, 0.5, 1.0, 2.0, 4.0)
 RULE = (
     "A half of LayerNorm matters if the verdict of the norm without it, over {where}, is 'worse', or if it diverges; it is "
@@ -26,6 +27,7 @@ def get_config(size: str = "full"):
     study.arms = {kind: _everywhere(kind) for kind in ("layer", "rms", "project", "none", "dyt")}
     if size == "alpha":
         return _alpha(study)
+    study.arms.dyt += block(f"norm_alpha={ALPHA}")
     if size != "tiny":
         common.ladder(study)
     return study
