@@ -25,7 +25,7 @@ def get_config(size: str = "full"):
     study.base, study.sizes = f"playground:{task}_small", {"small": ()}
     study.options = ()
     study.rates = (2e-3, 4e-3)
-    {"recall": _recall, **TASKS}[task](study)
+    TASKS.get(task, _recall)(study)
     if size == "tiny":
         study.base, study.sizes = "playground:tiny", {"tiny": ()}
         study.arms.window = block("attention.window=2")  # of 8 tokens
@@ -75,8 +75,8 @@ def _brevo(study) -> None:
 
 
 def _depo(study) -> None:
-    # With two hops, 4 layers are at chance after 2,000 updates. After 1,000 updates with one hop, two of three runs with RoPE
-    # had found the step and one had not, so that the study of three pairs decided nothing.
+    # With two hops, 4 layers are at chance after 2,000 updates. With one hop and 1,000 updates, two of three runs with RoPE
+    # had found the step and one had not, so that the study decided nothing.
     _positions(study)
     task = "depo:nodes=6,hops=1,queries=6,symbols=12,longest_word=1,separator=True"
     study.options = (f"data.corpus=('{task}',)", "model.depth=2", "steps=2000", *common.RECIPE)

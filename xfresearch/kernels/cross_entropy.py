@@ -92,13 +92,13 @@ def _sums_forward(x_BLD, head, labels_BL, weights_BL, z_loss, rows, mesh):
             total, nll = part.token_losses(logits, lse, labels, z_loss)
             at_label = jnp.where(part.is_label(logits, labels), weights[:, None], 0)
             dlogits = (weights * (1 + 2 * z_loss * lse))[:, None] * p - at_label
-            dx, *dhead = head.gradients(x, logits, dlogits, table)
-            more = (weights * total).sum(), (weights * nll).sum(), *dhead
+            dx, dtable, dbias_V = head.gradients(x, logits, dlogits, table)
+            more = (weights * total).sum(), (weights * nll).sum(), dtable, dbias_V
             return jax.tree.map(jnp.add, sums, more), (part.sum(dx).astype(x.dtype), total)
 
-        zeros = partial(jnp.zeros, dtype=weights_T.dtype)
+        zeros, (V, D) = partial(jnp.zeros, dtype=weights_T.dtype), head.table_VD.shape
         dbias_V = None if head.bias_V is None else zeros(head.bias_V.shape)
-        start = zeros(()), zeros(()), zeros(head.table_VD.shape[:: 1 if table == "VD" else -1]), dbias_V
+        start = zeros(()), zeros(()), zeros((D, V) if table == "DV" else (V, D)), dbias_V
         inputs = tuple(_tiles(a, rows) for a in (x_TD, labels_T, weights_T))
         (total, nll, dtable, dbias_V), outputs = jax.lax.scan(tile, start, inputs)
         if table == "DV":
