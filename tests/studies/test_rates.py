@@ -68,6 +68,15 @@ def test_the_chosen_rate_is_the_vertex_of_a_parabola():
     assert rates.chosen(tried, 1) == 0.008  # with one run a rate, the best that was tried
 
 
+def test_no_parabola_goes_over_a_cliff():
+    """The vertex would lie between 0.032 and 0.064, and the loss above it, which the report takes off, would be 0.16."""
+    tried = {0.016: [2.138] * 3, 0.032: [2.0959] * 3, 0.064: [2.0939] * 3, 0.128: [3.2633] * 3}
+    assert rates.parabola(tried) is None and rates.chosen(tried, RUNS) == 0.064
+    assert not rates.resampled_rises([tried], [0.01], rates.carry(PLACES_RF, (0,)), RUNS, 20, 0).any()
+    assert rates.parabola({**tried, 0.128: [2.12] * 3}) is not None  # as one-sided, but low
+    assert rates.parabola({0.01: [3.0], 0.02: [2.0], 0.04: [2.9]}) is not None  # as high, but on both sides
+
+
 def test_a_rate_goes_to_other_rungs_by_the_flattest_plane():
     log_rates = math.log(0.01) - 0.3 * np.log(N_R * D_R / (N_R * D_R)[0])  # a power of compute
     on_the_line = rates.carry(np.log(np.stack([N_R, 20 * N_R], 1)), (0, 2))

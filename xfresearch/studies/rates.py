@@ -20,6 +20,10 @@ import numpy as np
 # Deviation of the power of the best rate in parameters or tokens where no rung tells: published are -0.71 in parameters and
 # 0.31 in tokens (Li et al. 2025, arXiv 2503.04715, eq. 1), and -0.125 in compute (DeepSeek-AI 2024).
 POWERS = 0.5
+# A neighbour is over a cliff if its loss is above the best by more than this share of it, and by more than this multiple of
+# the other neighbour's rise. A parabola through it has its vertex where no loss is low: for 2.096, 2.094 and 3.263 (dyt_2 in
+# docs/data/studies/norms_alpha) it is 0.15 below the best.
+CLIFF, ONE_SIDED = 0.25, 5.0
 Tried = Mapping[float, Sequence[float]]  # rate: losses of its runs; NaN for one that diverged
 
 
@@ -71,12 +75,15 @@ def _neighbours(losses: Mapping[float, float]) -> list[float]:
 
 
 def parabola(tried: Tried) -> Parabola | None:
-    """Through the means of the best rate and its neighbours; None if one of them diverged, or is not there."""
+    """Through the means of the best rate and its neighbours; None if one diverged, is over a cliff, or is not there."""
     losses = means(tried)
     rates = _neighbours(losses)
     if len(rates) < 3 or not all(math.isfinite(losses[rate]) for rate in rates) or at_edge(losses):
         return None
     x_3, y_3 = np.log(rates), np.array([losses[rate] for rate in rates])
+    less, more = sorted(y_3[[0, 2]] - y_3[1])
+    if more > max(CLIFF * y_3[1], ONE_SIDED * less):
+        return None
     square, slope, _ = np.polyfit(x_3 - x_3[1], y_3 - y_3[1], 2)
     if square <= 0:  # three equal means, as of a task that all rates solve
         return None
