@@ -58,8 +58,9 @@ def _positions(study) -> None:
 
 
 def _mano(study) -> None:
+    # With AdamW and 3,000 updates the share of errors was 0.03 higher without positions, with a deviation of pairs of 0.05.
     _positions(study)
-    study.options = ("steps=3000",)  # chance is 0.2
+    study.options, study.rates = ("steps=2000", *common.RECIPE), (4e-3, 8e-3, 1.6e-2)  # chance is 0.2
 
 
 def _lano(study) -> None:
@@ -69,9 +70,12 @@ def _lano(study) -> None:
 
 
 def _brevo(study) -> None:
-    _positions(study)  # of the sequences with 6 nodes of playground:brevo_small a tenth is right after as many updates
+    # Of the sequences with 6 nodes of playground:brevo_small a tenth is right after as many updates. With 5 nodes a model
+    # without positions has fewer whole orders right than frequencies alone, so the loss of their nodes decides.
+    _positions(study)
     study.options = ("data.corpus=('brevo:nodes=5',)", "steps=1500", *common.RECIPE)
-    study.rates, study.probes = (8e-3, 1.6e-2, 3.2e-2), ("hardest", "accepted")
+    study.metric, study.margin, study.deviation, study.probes = "loss", 0.02, 0.1, ("hardest", "accepted")
+    study.rates = (8e-3, 1.6e-2, 3.2e-2)
 
 
 def _depo(study) -> None:
