@@ -2,11 +2,12 @@
 
 import json
 import sys
+from xml.etree import ElementTree
 
 import pytest
 
 from xfresearch import bench
-from xfresearch.benchmarks import decode, gpu
+from xfresearch.benchmarks import decode, gpu, gpu_rows
 from xfresearch.benchmarks.flags import read
 from xfresearch.runtime.errors import UserError
 from xfresearch.training.timing import random_batch
@@ -62,6 +63,22 @@ def test_the_outcome_of_a_row(tmp_path, program, status, words):
     outcome = gpu.started([sys.executable, "-c", opened + program], path, 60)
     assert (outcome["status"], outcome["words"]) == (status, words)
     assert ("log" in outcome) == (status == "failed")
+
+
+@pytest.mark.parametrize(
+    ("cases", "code", "problems"),
+    [
+        ('<testcase name="a"/>', 0, []),
+        ('<testcase name="a"><failure/></testcase>', 1, ["failed: a"]),
+        ('<testcase name="tests.a"><error/></testcase>', 2, ["failed: tests.a"]),  # of an import
+        ('<testcase name="a"><skipped/></testcase>', 0, ["no test ran"]),
+        ('<testcase name="a"/>', 3, ["pytest ended with 3"]),
+    ],
+)
+def test_kernel_tests_that_could_not_start_have_failed(cases, code, problems):
+    counts = " ".join(f'{name}="{cases.count("<" + tag)}"' for name, tag in (("skipped", "skipped"), ("errors", "error")))
+    tree = ElementTree.ElementTree(ElementTree.fromstring(f'<testsuite tests="1" {counts}>{cases}</testsuite>'))
+    assert gpu_rows.of_tests(tree, code)["problems"] == problems
 
 
 def test_the_file_is_whole_after_every_row_and_late_rows_are_left_out(tmp_path, monkeypatch, capsys):

@@ -53,32 +53,36 @@ def tuned(world: World, arm: int, rung: int, runs: int, rng) -> dict[float, list
     return tried
 
 
-def paired_values(world: World, rates_AR, rng) -> np.ndarray:
+def part(world: World, arms: int, rungs: int) -> World:
+    """The first arms and rungs."""
+    arrays = [each[: arms + 1, :rungs] for each in (world.effect_AR, world.vertex_AR, world.noise_AR)]
+    return World(*arrays, world.correlation)
+
+
+def paired_values(world: World, rates_AR, rng, pairs: int = PAIRS) -> np.ndarray:
     """[arms + 1, R, N]: the runs that decide."""
-    shared = math.sqrt(world.correlation) * rng.standard_normal((1, len(N_R), PAIRS))
-    noise_ARN = shared + math.sqrt(1 - world.correlation) * rng.standard_normal((ARMS + 1, len(N_R), PAIRS))
-    every = [[world.run(arm, rung, rates_AR[arm][rung], noise_ARN[arm, rung]) for rung in range(len(N_R))]
-             for arm in range(ARMS + 1)]  # fmt: skip
+    A, R = world.effect_AR.shape
+    shared = math.sqrt(world.correlation) * rng.standard_normal((1, R, pairs))
+    noise_ARN = shared + math.sqrt(1 - world.correlation) * rng.standard_normal((A, R, pairs))
+    every = [[world.run(arm, rung, rates_AR[arm][rung], noise_ARN[arm, rung]) for rung in range(R)] for arm in range(A)]
     return np.array(every)
 
 
-def study(world: World, rng, at=TUNED, draws: int = 200) -> Intervals:
-    """The intervals of a study: rates tuned at some rungs with three runs each, carried to the others, and resampled."""
-    carry = rates.carry(PLACES_RF, at)
-    tried_AT = [[tuned(world, arm, rung, RUNS, rng) for rung in at] for arm in range(ARMS + 1)]
-    rates_AR = [_rates(tried_T, carry) for tried_T in tried_AT]
-    values_ARN = paired_values(world, rates_AR, rng)
-    deviation_AR = values_ARN.std(-1, ddof=1)
-    rises = [
-        rates.resampled_rises(tried_T, deviation_AR[arm, list(at)], carry, RUNS, draws, arm)
-        for arm, tried_T in enumerate(tried_AT)
-    ]
+def study(world: World, rng, at=TUNED, draws: int = 200, pairs: int = PAIRS, runs: int = RUNS) -> Intervals:
+    """The intervals of a study: rates tuned at some rungs, carried to the others, and resampled."""
+    A, R = world.effect_AR.shape
+    carry = rates.carry(PLACES_RF[:R], at)
+    tried_AT = [[tuned(world, arm, rung, runs, rng) for rung in at] for arm in range(A)]
+    rates_AR = [_rates(tried_T, carry, runs) for tried_T in tried_AT]
+    values_ARN = paired_values(world, rates_AR, rng, pairs)
+    deviation_B = rates.drawn_deviations([*values_ARN[:, list(at)].reshape(-1, pairs)], draws, seed=100)
+    rises = [rates.resampled_rises(tried_T, deviation_B, carry, runs, arm) for arm, tried_T in enumerate(tried_AT)]
     rises_BAR = np.stack([each - rises[0] for each in rises[1:]], 1)
     return intervals(values_ARN[1:] - values_ARN[0], None, rises_BAR, draws=draws)
 
 
-def _rates(tried_T, carry: rates.Carry) -> list[float]:
-    best_T = [rates.chosen(tried, RUNS) for tried in tried_T]
+def _rates(tried_T, carry: rates.Carry, runs: int) -> list[float]:
+    best_T = [rates.chosen(tried, runs) for tried in tried_T]
     every = sorted(set(chain(*tried_T)))
     return [rates.carried(best_T, weights_T, every, GRID[1] / GRID[0]) for weights_T in carry.weights_RT]
 

@@ -24,6 +24,9 @@ def test_a_planted_change_has_its_word():
     assert shapes(tokens, 0.003) == {"sizes": "stays", "budgets": "shrinks"}
     assert shapes(-tokens[::-1], 0.003) == {"sizes": "stays", "budgets": "grows"}
     assert shapes(np.repeat([0.0, 0.05, 0.1], 2), 0.003) == {"sizes": "grows", "budgets": "stays"}
+    assert shapes(np.repeat([-0.05, 0.0, 0.04], 2), 0.003)["sizes"] == "rises"  # a gain that becomes a cost
+    assert shapes(np.repeat([0.05, 0.0, -0.04], 2), 0.003)["sizes"] == "falls"
+    assert shapes(np.repeat([-0.05, -0.02, 0.003], 2), 0.003)["sizes"] == "shrinks"  # a gain that vanishes
     assert shapes(np.full(6, 0.05), 0.003) == {"sizes": "stays", "budgets": "stays"}
     assert shapes(np.full(6, 0.05), 0.1) == {"sizes": "unknown", "budgets": "unknown"}
 

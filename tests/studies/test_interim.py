@@ -5,7 +5,7 @@ import pytest
 
 from tests.studies.simulated import BUDGETS, GRID, MARGIN, PAIRS, PLACES_RF, SIZES, TUNED, World, world
 from xfresearch.runtime.errors import UserError
-from xfresearch.studies import interim, rates
+from xfresearch.studies import interim, rates, simultaneous
 from xfresearch.studies.cells import Cell, Ladder
 from xfresearch.studies.design import Study, described, rungs
 
@@ -58,7 +58,7 @@ def test_levels_spend_little_at_first_and_sum_to_the_whole():
 def test_a_study_without_looks_is_the_one_that_it_was():
     plain = ladder(margin=MARGIN).study
     assert "looks" not in described(plain) and "looks" in described(ladder(looks=(3,)).study)  # so its ledger is the same
-    assert interim.looks(plain) == [interim.Look(5, pytest.approx(0.05), 2000)]
+    assert interim.looks(plain) == [interim.Look(5, pytest.approx(0.05), simultaneous.DRAWS)]
     assert set(interim.pairs_of_arms(ladder(margin=MARGIN), {}).values()) == {5}
 
 

@@ -22,6 +22,11 @@ def followed(losses: dict[float, float], runs: int = RUNS, extensions: int = EXT
     return tried
 
 
+def noise(draws: int, deviation: float = simulated.NOISE) -> np.ndarray:
+    """[draws]: a deviation that is known."""
+    return np.full(draws, deviation)
+
+
 def test_hopeless_rates_have_one_run_and_the_best_with_its_neighbours_three():
     tried = followed({0.004: 3.0, 0.008: 2.0, 0.016: 1.5, 0.032: 2.5})
     assert {rate: len(runs) for rate, runs in tried.items()} == {0.004: 1, 0.008: 3, 0.016: 3, 0.032: 3}
@@ -72,7 +77,7 @@ def test_no_parabola_goes_over_a_cliff():
     """The vertex would lie between 0.032 and 0.064, and the loss above it, which the report takes off, would be 0.16."""
     tried = {0.016: [2.138] * 3, 0.032: [2.0959] * 3, 0.064: [2.0939] * 3, 0.128: [3.2633] * 3}
     assert rates.parabola(tried) is None and rates.chosen(tried, RUNS) == 0.064
-    assert not rates.resampled_rises([tried], [0.01], rates.carry(PLACES_RF, (0,)), RUNS, 20, 0).any()
+    assert not rates.resampled_rises([tried], noise(20, 0.01), rates.carry(PLACES_RF, (0,)), RUNS, 0).any()
     assert rates.parabola({**tried, 0.128: [2.12] * 3}) is not None  # as one-sided, but low
     assert rates.parabola({0.01: [3.0], 0.02: [2.0], 0.04: [2.9]}) is not None  # as high, but on both sides
 
@@ -104,14 +109,14 @@ def test_the_rise_of_resampled_choices_is_that_of_studies():
         tried = simulated.tuned(truth, 1, rung, RUNS, rng)
         off = math.log(rates.chosen(tried, RUNS)) - vertex
         costs.append(simulated.CURVATURE / 2 * off**2)
-        said.append(rates.resampled_rises([tried], [simulated.NOISE], carry, RUNS, 50, seed)[:, rung].mean())
+        said.append(rates.resampled_rises([tried], noise(50), carry, RUNS, seed)[:, rung].mean())
     assert np.mean(said) == pytest.approx(np.mean(costs), rel=0.5)
-    one = [rates.resampled_rises([tried], [simulated.NOISE], carry, 1, 50, 0)[:, rung].mean()]
+    one = [rates.resampled_rises([tried], noise(50), carry, 1, 0)[:, rung].mean()]
     assert np.mean(one) > 2 * np.mean(said)  # a choice of one run a rate costs more
-    far = rates.resampled_rises([tried], [simulated.NOISE], carry, RUNS, 500, 0).mean(0)
+    far = rates.resampled_rises([tried], noise(500), carry, RUNS, 0).mean(0)
     assert far[0] > 3 * far[rung]  # where no rung tunes, the move is unknown
 
 
 def test_without_a_parabola_nothing_is_known_of_the_rise():
     carry = rates.carry(PLACES_RF, (0,))
-    assert not rates.resampled_rises([{0.01: [2.0], 0.02: [math.nan]}], [0.1], carry, 1, 3, 0).any()
+    assert not rates.resampled_rises([{0.01: [2.0], 0.02: [math.nan]}], noise(3), carry, 1, 0).any()

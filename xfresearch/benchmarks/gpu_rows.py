@@ -173,13 +173,19 @@ def kernel_tests(*_) -> dict:
         # A line for each test: the log of a row that is stopped then names what failed.
         command = [sys.executable, "-m", "pytest", "-vv", "-m", "gpu", "-p", "no:cacheprovider", f"--junitxml={report}"]
         own = {"JAX_PLATFORMS": os.environ.get("JAX_PLATFORMS", "cuda,cpu"), "XLA_FLAGS": os.environ.get("XLA_FLAGS", "")}
-        subprocess.run([*command, *gpu_test_files()], env=os.environ | own)
-        cases = ElementTree.parse(report)
-        counts = next(cases.iter("testsuite")).attrib
-        bad = [case.get("name", "") for case in cases.iter("testcase") if case.find("failure") is not None]
-    ran = int(counts["tests"]) - int(counts["skipped"])
-    figures = {"tests": ran, "failed": bad, "words": f"{ran} tests, {len(bad)} failed"}
-    return figures | {"problems": [f"failed: {', '.join(bad)}"] if bad else [] if ran else ["no test ran"]}
+        code = subprocess.run([*command, *gpu_test_files()], env=os.environ | own).returncode
+        return of_tests(ElementTree.parse(report), code)
+
+
+def of_tests(cases: ElementTree.ElementTree, code: int) -> dict:
+    """The figures of a report of pytest, which calls a test that could not start an error and no failure. code: its exit
+    status."""
+    counts = next(cases.iter("testsuite")).attrib
+    bad = [case.get("name", "") for case in cases.iter("testcase") if {"failure", "error"} & {each.tag for each in case}]
+    ran = int(counts["tests"]) - int(counts["skipped"]) - int(counts["errors"])
+    problems = [f"failed: {', '.join(bad)}"] if bad else [] if ran else ["no test ran"]
+    problems += [f"pytest ended with {code}"] if code and not bad else []
+    return {"tests": ran, "failed": bad, "words": f"{ran} tests, {len(bad)} failed", "problems": problems}
 
 
 def gpu_test_files() -> list[str]:

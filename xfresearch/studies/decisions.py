@@ -14,7 +14,8 @@ from xfresearch.studies.simultaneous import Intervals, chance_of_equivalent, det
 
 ABOUT = (
     "Intervals, p and verdicts are of the whole study: a false one at any arm and rung has a chance of 5 %. They have the "
-    "noise of the runs and that of the choice of learning rates."
+    "noise of the runs and that of the choice of learning rates. Differences are those of the metrics less what the choice "
+    "of rates costs the arm more than the baseline (the rise)."
 )
 BEYOND = 4.0  # times the parameters and tokens of the last rung, for the law
 
@@ -116,7 +117,8 @@ def _of_ladder(study: Study, said: list[str], at: int, found: Found, axes_RF) ->
     for axis, each in by_axis.items():
         at_R = np.exp(axes_RF[:, growth.AXES.index(axis)])
         each |= {"first": float(at_R.min()), "last": float(at_R.max())}
-    p_values = {"p_corrected": float(whole.p[at, 0]), "p_no_worse": float(whole.p_worse(study.margin)[at, 0])}
+    # As the verdict, what is said of the margin is said of every rung.
+    p_values = {"p_corrected": float(whole.p[at, 0]), "p_no_worse": float(found.rungs.p_worse(study.margin)[at].max())}
     return {"verdict": verdict, "difference": {"mean": mean, "low": low, "high": high}, "changes": by_axis} | p_values
 
 

@@ -12,7 +12,7 @@ from xfresearch.studies.simultaneous import Intervals
 AXES = ("sizes", "budgets")  # along sizes at equal tokens for each parameter, and along budgets at equal sizes
 LEAST_SPREAD = 1.3  # times the smallest rung that the largest one must be, along an axis, for a change along it
 EXPONENTS = np.arange(0.1, 1.0, 0.0125)  # of the law, on a grid
-Shape = Literal["grows", "shrinks", "stays", "unknown"]
+Shape = Literal["grows", "shrinks", "rises", "falls", "stays", "unknown"]
 
 
 def change_contrasts(axes_RF: np.ndarray) -> np.ndarray:
@@ -32,11 +32,17 @@ def change_contrasts(axes_RF: np.ndarray) -> np.ndarray:
 
 def shape(mean: float, change: float, low: float, high: float, inner: tuple[float, float], margin: float) -> Shape:
     """Of a difference whose mean over the ladder is `mean`, and that changes by `change` (low to high) along it. inner: the
-    one-sided bounds of the change. 'stays' if they are within the margin, which is the largest that counts as none."""
+    one-sided bounds of the change. 'stays' if they are within the margin, which is the largest that counts as none. A
+    difference that changes its sign, which makes a gain a cost, neither grows nor shrinks."""
     if -margin < inner[0] and inner[1] < margin:
         return "stays"
+    if low <= 0 <= high:
+        return "unknown"
     first, last = mean - change / 2, mean + change / 2
-    return "unknown" if low <= 0 <= high else "grows" if abs(last) > abs(first) else "shrinks"
+    less, more = sorted((abs(first), abs(last)))
+    if first * last < 0 and less > more / 5:  # nearer to 0, it has vanished
+        return "rises" if change > 0 else "falls"
+    return "grows" if abs(last) > abs(first) else "shrinks"
 
 
 def over_ladder(verdicts_R: Sequence[str]) -> str:

@@ -123,17 +123,13 @@ def _values(ladder: Ladder, results: Results, cell: Cell, number: int) -> np.nda
 def _rises(ladder: Ladder, results: Results, values: Mapping[Cell, np.ndarray]) -> np.ndarray:
     """[B, A, R]: what resampled choices of rates cost the arms more than the baseline."""
     study, every = ladder.study, [rung.name for rung in rungs(ladder.study)]
-
-    def of(arm: str) -> np.ndarray:
-        tuned = [Cell(every[at], arm) for at in ladder.carry.tuned]
-        tried_T = [tried(results, cell) for cell in tuned]
-        deviation_T = [float(values[cell].std(ddof=1)) for cell in tuned]
-        known_T = [0.0 if math.isnan(each) else each for each in deviation_T]
-        return rates.resampled_rises(tried_T, known_T, ladder.carry, study.rate_runs, DRAWS, seed=0)
-
-    baseline_BR = of(study.baseline)
+    tuned, rises = [every[at] for at in ladder.carry.tuned], {}
+    deviation_B = rates.drawn_deviations([values[Cell(rung, arm)] for rung in tuned for arm in arms(study)], DRAWS, seed=2)
+    for arm in arms(study):
+        tried_T = [tried(results, Cell(rung, arm)) for rung in tuned]
+        rises[arm] = rates.resampled_rises(tried_T, deviation_B, ladder.carry, study.rate_runs, seed=0)
     rng = np.random.default_rng(1)
-    return np.stack([rng.permutation(of(name)) - baseline_BR for name in compared(study)], 1)
+    return np.stack([rng.permutation(rises[name]) - rises[study.baseline] for name in compared(study)], 1)
 
 
 def expected_runs(study: Study, difference: float) -> float:
@@ -145,7 +141,7 @@ def expected_runs(study: Study, difference: float) -> float:
     open_SA, pairs_SA = np.ones((SIMULATED, A), bool), np.full((SIMULATED, A), every[0].pairs)
     for look, following in pairwise(every):
         seen_SARN = differences_SARN[..., : look.pairs]
-        shared_SAR, _ = shared_variances(seen_SARN.var(-1, ddof=1), look.pairs - 1)
+        shared_SAR = shared_variances(seen_SARN.var(-1, ddof=1), look.pairs - 1)
         error_SAR, size_SAR = np.sqrt(shared_SAR / look.pairs), np.abs(seen_SARN.mean(-1))
         critical, inner = typical_critical(A, R, look.pairs, look.level, look.draws)
         settled_SAR = (size_SAR > critical * error_SAR) | (size_SAR + inner * error_SAR < study.margin)

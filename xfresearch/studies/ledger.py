@@ -3,7 +3,8 @@
 ledger.json is written before the first run. A change of the design (the margin, an arm, the number of seeds, the metric, the
 rule) makes a new version, with all runs that existed before it: they were seen before the rule. Each version has a digest of
 its own design and of the version before, so a design that is changed by hand shows. With --reuse, the ledgers of the other
-studies come along. The report has all versions with their verdicts.
+studies come along. The report has all versions with their verdicts, which stay: other statistics, runs of other studies, or
+another verdict of the same design make a new version, too.
 """
 
 import hashlib
@@ -20,7 +21,9 @@ from xfresearch.studies.design import Study, described
 from xfresearch.studies.running import read_runs
 
 LEDGER = "ledger.json"
-STATISTICS = "simultaneous intervals of all arms and rungs, rates resampled, 5 %"  # the rule of verdicts, with its level
+# How verdicts are computed, with their level. A change of simultaneous.py, rates.py, interim.py or growth.py that may change
+# a verdict changes these words (tests/studies/test_ledger.py).
+STATISTICS = "simultaneous intervals of all arms and rungs, variances drawn, rates resampled, no parabola over a cliff, 5 %"
 NO_DECISION = ("deviation", "keep", "probes", "tiny")  # options of a design that decide no verdict
 SEEN = {"runs": [str], "others": int, "directories": [str]}
 VERSION = {"digest": str, "date": str, "commit": str, "statistics": str, "design": dict, "seen": SEEN}
@@ -28,24 +31,33 @@ VERSION |= {"verdicts": Maybe([str]), "of": Maybe(str)}
 
 
 def begin(study: Study, folder, results: Iterable[Mapping], reused: Sequence[str]) -> None:
-    """Writes a version of the design, unless the last one is the same. results: those that it has already; reused:
-    directories of other studies. Raises UserError if the ledger was changed by hand."""
+    """Writes a version of the design, unless the last one is the same and names the directories that it reuses. results:
+    those that it has already; reused: directories of other studies. Raises UserError if the ledger was changed by hand."""
     versions, design = read(folder), _deciding(study)
     own = [version for version in versions if not version.get("of")]
-    if own and own[-1]["design"] == design and own[-1]["statistics"] == STATISTICS:
+    known = list(dict.fromkeys(name for version in own for name in version["seen"]["directories"]))
+    new = [path for path in reused if epath.Path(path).name not in known]
+    if own and own[-1]["design"] == design and own[-1]["statistics"] == STATISTICS and not new:
         return
-    from xfresearch.runtime.hardware import git_commit
-
-    for path in reused if not own else ():
+    for path in new:
         name = epath.Path(path).name
         versions += [version | {"of": version.get("of") or name} for version in read(path)]
     used = [result["fingerprint"] for result in results]
     existing = set().union(*(read_runs(path).keys() for path in (folder, *reused)))
-    directories = [epath.Path(path).name for path in reused]
+    directories = [*known, *(epath.Path(path).name for path in new)]
     seen = {"runs": used, "others": len(existing.difference(used)), "directories": directories}
+    _write(folder, [*versions, _version(design, seen, versions)])
+
+
+def _version(design: Mapping, seen: Mapping, before: Sequence[dict]) -> dict:
+    """A version of now, after others."""
+    from xfresearch.runtime.hardware import git_commit
+
     made = {"date": time.strftime("%Y-%m-%d %H:%M"), "commit": git_commit(), "statistics": STATISTICS}
-    digest = _digest(design, STATISTICS, versions)
-    versions.append({"digest": digest, **made, "design": design, "seen": seen})
+    return {"digest": _digest(design, STATISTICS, before), **made, "design": design, "seen": seen}
+
+
+def _write(folder, versions: Sequence[dict]) -> None:
     write_json(epath.Path(folder) / LEDGER, {"versions": versions})
 
 
@@ -67,11 +79,16 @@ def read(folder) -> list[dict]:
 
 
 def conclude(folder, verdicts: Sequence[str]) -> list[dict]:
-    """Adds the verdicts to the last version, and returns what a report shows of each version."""
+    """Adds the verdicts to the last version, and returns what a report shows of each version. Verdicts that it has stay:
+    others make a new version of the same design."""
     versions = read(folder)
     if versions:
-        versions[-1]["verdicts"] = list(verdicts)
-        write_json(epath.Path(folder) / LEDGER, {"versions": versions})
+        last = versions[-1]
+        if last.get("verdicts", verdicts) != list(verdicts):
+            last = _version(last["design"], last["seen"], versions)
+            versions.append(last)
+        last["verdicts"] = list(verdicts)
+        _write(folder, versions)
     return [_shown(version, before) for version, before in zip(versions, [None, *versions], strict=False)]
 
 
@@ -85,17 +102,21 @@ def _changes(before: Mapping | None, version: Mapping) -> list[str]:
     """What differs from the version before: 'margin: 0.02 -> 0.01'."""
     if before is None:
         return []
-    lines = []
-    for name, value in version["design"].items():
-        other = before["design"].get(name)
+    old, new, lines = _rule(before), _rule(version), []
+    for name in dict.fromkeys((*new, *old)):
+        value, other = new.get(name, "none"), old.get(name, "none")
         if isinstance(value, dict) and isinstance(other, dict):
-            keys = sorted(value.keys() | other.keys())
-            words = [f"{name}.{key}: {_word(other, key)} -> {_word(value, key)}" for key in keys]
-            lines += [line for key, line in zip(keys, words, strict=True) if other.get(key) != value.get(key)]
+            keys = [key for key in sorted(value.keys() | other.keys()) if other.get(key) != value.get(key)]
+            lines += [f"{name}.{key}: {_word(other, key)} -> {_word(value, key)}" for key in keys]
         elif value != other:
             lines.append(f"{name}: {other} -> {value}")
-    changed = version["statistics"] != before["statistics"]
-    return lines + ([f"statistics: {before['statistics']} -> {version['statistics']}"] if changed else [])
+    return lines or ["nothing: computed again"]
+
+
+def _rule(version: Mapping) -> dict:
+    """All that a reader has to know of a version: its design, how verdicts are computed, and the studies that it reuses."""
+    reused = ", ".join(version["seen"]["directories"]) or "none"
+    return version["design"] | {"statistics": version["statistics"], "reuse": reused}
 
 
 def _word(of: Mapping, key: str) -> str:

@@ -123,21 +123,30 @@ def carried(rates_T: Sequence[float], weights_T: np.ndarray, tried: Sequence[flo
     return float(f"{min(max(rate, min(tried) / ratio), max(tried) * ratio):.3g}")
 
 
-def resampled_rises(
-    tried_T: Sequence[Tried], deviations_T: Sequence[float], carry: Carry, runs: int, draws: int, seed: int
-) -> np.ndarray:
-    """[draws, R]: the rise of an arm's loss above its lowest point, if the whole choice of its rate is made again with other
-    noise. deviations_T: standard deviations of the runs at each tuned rung. The fitted parabolas are taken as the truth; a
-    rung that does not tune has the mean of their curvatures. Along directions in which no rung tunes, the best rate moves
-    with a power that is drawn (POWERS). 0 if no tuned rung has a parabola."""
+def drawn_deviations(runs: Sequence[np.ndarray], draws: int, seed: int) -> np.ndarray:
+    """[B]: draws of the standard deviation of a run, given the runs of each cell. All cells have the same, so an arm that
+    varies more widens the intervals of all. Runs that diverged (NaN) are left out; 0 if none is left."""
+    squares, freedom = 0.0, 0
+    for values_N in runs:
+        known = values_N[np.isfinite(values_N)]
+        squares += float(known.var() * len(known)) if len(known) else 0.0
+        freedom += max(len(known) - 1, 0)
+    return np.sqrt(squares / np.random.default_rng(seed).chisquare(max(freedom, 1), draws))
+
+
+def resampled_rises(tried_T: Sequence[Tried], deviation_B: np.ndarray, carry: Carry, runs: int, seed: int) -> np.ndarray:
+    """[B, R]: the rise of an arm's loss above its lowest point, if the whole choice of its rate is made again with other
+    noise. deviation_B: draws of the standard deviation of a run. The fitted parabolas are taken as the truth; a rung that
+    does not tune has the mean of their curvatures. Along directions in which no rung tunes, the best rate moves with a power
+    that is drawn (POWERS). 0 if no tuned rung has a parabola."""
     rng, fitted = np.random.default_rng(seed), [parabola(each) for each in tried_T]
-    known = [each.curvature for each in fitted if each is not None]
+    known, draws = [each.curvature for each in fitted if each is not None], len(deviation_B)
     if not known:
         return np.zeros((draws, len(carry.weights_RT)))
     off_BT = np.zeros((draws, len(tried_T)))
     for at, (each, curve) in enumerate(zip(tried_T, fitted, strict=True)):
         if curve is not None:
-            off_BT[:, at] = _chosen_again(each, curve, deviations_T[at], runs, draws, rng) - curve.vertex
+            off_BT[:, at] = _chosen_again(each, curve, deviation_B, runs, rng) - curve.vertex
     powers_BF = POWERS * rng.standard_normal((draws, carry.unknown_RF.shape[1]))
     off_BR = off_BT @ carry.weights_RT.T + powers_BF @ carry.unknown_RF.T
     curvature_R = np.full(len(carry.weights_RT), np.mean(known))
@@ -145,15 +154,15 @@ def resampled_rises(
     return np.square(off_BR) * curvature_R / 2
 
 
-def _chosen_again(tried: Tried, truth: Parabola, deviation: float, runs: int, draws: int, rng) -> np.ndarray:
-    """[draws]: log rates that the same grid would have chosen."""
+def _chosen_again(tried: Tried, truth: Parabola, deviation_B: np.ndarray, runs: int, rng) -> np.ndarray:
+    """[B]: log rates that the same grid would have chosen."""
     x_K = np.log(sorted(tried))
-    noise_BK = deviation / math.sqrt(runs) * rng.standard_normal((draws, len(x_K)))
+    noise_BK = deviation_B[:, None] / math.sqrt(runs) * rng.standard_normal((len(deviation_B), len(x_K)))
     loss_BK = truth.curvature / 2 * np.square(x_K - truth.vertex) + noise_BK
     if runs == 1:
         return x_K[loss_BK.argmin(1)]
     middle = np.clip(loss_BK.argmin(1), 1, len(x_K) - 2)
-    rows = np.arange(draws)
+    rows = np.arange(len(deviation_B))
     left, best, right = (loss_BK[rows, middle + step] for step in (-1, 0, 1))
     step_B = (x_K[middle + 1] - x_K[middle - 1]) / 2
     bend_B = left - 2 * best + right

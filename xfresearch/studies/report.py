@@ -32,7 +32,7 @@ WORDS = {
     "undecided": "not shown to differ from {baseline}, nor to be equivalent",
     "mixed": "not the same beside {baseline} along the ladder",
 }
-SHAPES = {"grows": "grows", "shrinks": "shrinks", "stays": "stays, within the margin", "unknown": "may grow or shrink"}
+SHAPES = {"stays": "stays, within the margin", "unknown": "may grow or shrink"}
 
 
 def write(folder, outcome: Mapping) -> None:
@@ -102,7 +102,8 @@ def _growth(outcome: Mapping, arm: str) -> list[str]:
         subject = "difference" if not known else "gain" if over["difference"]["mean"] < 0 else "cost"
         ends = [f"{each[end]:,.0f}" if each["last"] >= 100 else f"{each[end]:.3g}" for end in ("first", "last")]
         change = f"{each['change']:+.4f} ({each['low']:+.4f} to {each['high']:+.4f})"
-        lines.append(f"along {along[axis]} from {' to '.join(ends)} the {subject} {SHAPES[each['shape']]}: {change}")
+        word = SHAPES.get(each["shape"], each["shape"])
+        lines.append(f"along {along[axis]} from {' to '.join(ends)} the {subject} {word}: {change}")
     return lines
 
 
@@ -228,11 +229,16 @@ def rests_on(outcome: Mapping) -> list[str]:
 
 
 def _gained_nothing(outcome: Mapping) -> list[str]:
-    """A warning for each arm that is no better at a size with more parameters, where its learning rate was not tried."""
+    """A warning for each arm that is no better at the next size, with as many tokens for each parameter, where its learning
+    rate was not tried."""
     study, lines = outcome["study"], []
     if not study["tune_at"] or study["trend"] != "parameters":
         return []
-    for (small, before), (large, after) in pairwise(outcome["sizes"].items()):
+    by_budget: dict[str, list[str]] = {}
+    for rung, here in outcome["sizes"].items():
+        by_budget.setdefault(str(here["budget"]), []).append(rung)
+    for small, large in (pair for rungs in by_budget.values() for pair in pairwise(rungs)):
+        before, after = outcome["sizes"][small], outcome["sizes"][large]
         for arm, each in after["arms"].items():
             first, second = before["arms"][arm]["mean"], each["mean"]
             if large not in study["tune_at"] and None not in (first, second) and second >= first > 0:

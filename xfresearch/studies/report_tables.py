@@ -29,8 +29,8 @@ SAVED_ABOUT = (
     "length would save more."
 )
 DETAILS_ABOUT = (
-    "A mean difference has an error by the seeds, which its interval shows, and one by the held-out text, which all runs "
-    "share and its interval does not show."
+    "A difference is the mean of the pairs less the rise. It has an error by the seeds, which its interval shows, and one "
+    "by the held-out text, which all runs share and its interval does not show."
 )
 
 
@@ -180,7 +180,7 @@ def _mean(values: list) -> str:
 
 def details(outcome: Mapping) -> Table:
     """For every arm and size: the gain by pairing, the errors of the difference, and the option that was solved for."""
-    errors = ("bootstrap interval", "correlation of pairs", "deviation of pairs", "error by seeds", "error by text")
+    errors = ("rise", "bootstrap interval", "correlation of pairs", "deviation of pairs", "error by seeds", "error by text")
     columns = ("size", "arm", *errors, "solved for", "FLOPs", "of what is matched")
     rows = []
     for size, here in outcome["sizes"].items():
@@ -192,11 +192,12 @@ def details(outcome: Mapping) -> Table:
 
 def _errors(arm: Mapping) -> tuple[str, ...]:
     if not (each := arm.get("difference")):
-        return ("",) * 5
+        return ("",) * 6
     correlation = f"{each['correlation']:.2f}" if each["n"] > 2 else ""
     by_text = arm["difference_sampling_error"]
     errors = f"{each['deviation']:.4f}", f"{seeds_error(each):.4f}", "" if by_text is None else f"{by_text:.4f}"
-    return f"{each['bootstrap_low']:+.4f} to {each['bootstrap_high']:+.4f}", correlation, *errors
+    bootstrap = f"{each['bootstrap_low']:+.4f} to {each['bootstrap_high']:+.4f}"
+    return f"{each['rise']:+.4f}", bootstrap, correlation, *errors
 
 
 def seeds_error(difference: Mapping) -> float:

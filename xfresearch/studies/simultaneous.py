@@ -5,10 +5,11 @@ a distribution that the rungs of the arm have in common (a scaled inverse chi-sq
 empirical Bayes methods", eq. 2 and 5). Its freedom is estimated: if the variances agree, all rungs count as one, and if they
 do not, each has its own. At one rung, arms share in place of rungs.
 
-The critical values are those of the largest |t| of all arms and rungs, in studies that are drawn from the fitted
-distribution and go through the same estimates (a parametric bootstrap). So the chance of any false interval in a study is
-5 %, whatever the number of arms and rungs. Dunnett's test, which takes one variance for all arms, is wrong twice as often
-as it says if one arm varies more, and ignores the noise that pairs share (tests/studies/test_simultaneous.py).
+The critical values are those of the largest |t| of all arms and rungs over draws of the errors: normal ones whose variances
+are drawn, too, given the measured ones, with the freedom and the centre of their distribution. A fixed freedom is too large
+by chance where few variances share, as of two arms at one rung. So the chance of any false interval in a study is 5 %,
+whatever the number of arms and rungs. Dunnett's test, which takes one variance for all arms, is wrong twice as often as it
+says if one arm varies more, and ignores the noise that pairs share (tests/studies/test_simultaneous.py).
 """
 
 import math
@@ -19,8 +20,9 @@ import numpy as np
 from scipy import special
 
 ALPHA, POWER = 0.05, 0.8
-DRAWS = 2000
+DRAWS = 10_000
 AGREE = 0.01  # variance of log variances beyond that of chance, from which on they differ: a freedom of 200
+DIFFER = 100.0  # the largest such variance that is drawn: a freedom of 0.2
 LEAST = 1e-12  # deviation, relative to the largest difference, of differences that are all equal
 
 
@@ -36,7 +38,7 @@ class Intervals(NamedTuple):
     p: np.ndarray  # of no difference
     critical: float  # of |t|, for low and high
     inner_critical: float  # of t, for the one-sided bounds
-    draws: np.ndarray  # [B] the largest |t| of each drawn study, ascending
+    draws: np.ndarray  # [B] the largest |t| of each draw, ascending
     inner_draws: np.ndarray
 
     def p_beyond(self, margin: float) -> np.ndarray:
@@ -51,9 +53,17 @@ class Intervals(NamedTuple):
         return _above(self.inner_draws, -t_AC)
 
 
-def shared_variances(variances_AR: np.ndarray, freedom: float) -> tuple[np.ndarray, np.ndarray]:
-    """Variances [..., A, R] of `freedom` degrees each, moved towards the variance that the rungs of an arm share; and the
-    degrees of freedom [...] of the shared variance (0: nothing can be shared). NaNs are left out."""
+class _Logs(NamedTuple):
+    """Unbiased log variances z_AR: the mean of each arm [A, 1] (of one rung: [1, 1]), of how many, and the squares of what
+    is left, with their degrees of freedom."""
+
+    centre: np.ndarray
+    count: np.ndarray
+    squares: np.ndarray
+    left: int
+
+
+def _logs(variances_AR: np.ndarray, freedom: float) -> _Logs:
     known = ~np.isnan(variances_AR)
     with np.errstate(invalid="ignore"):
         z_AR = np.log(variances_AR) - special.digamma(freedom / 2) + math.log(freedom / 2)
@@ -61,13 +71,42 @@ def shared_variances(variances_AR: np.ndarray, freedom: float) -> tuple[np.ndarr
     count = known.sum(axis, keepdims=True)
     centre = np.where(known, z_AR, 0.0).sum(axis, keepdims=True) / np.maximum(count, 1)
     left = int((known.sum((-2, -1)) - (count > 0).sum((-2, -1))).max())
-    if left < 1:
-        return variances_AR, np.zeros(variances_AR.shape[:-2])
-    excess = np.where(known, np.square(z_AR - centre), 0.0).sum((-2, -1)) / left - special.polygamma(1, freedom / 2)
-    prior = 2 * inverse_trigamma(np.maximum(excess, AGREE))
-    prior_11 = prior[..., None, None]
-    typical = np.exp(centre + special.digamma(prior_11 / 2) - np.log(prior_11 / 2))
-    return (prior_11 * typical + freedom * variances_AR) / (prior_11 + freedom), prior
+    return _Logs(centre, count, np.where(known, np.square(z_AR - centre), 0.0).sum((-2, -1)), left)
+
+
+def _typical(centre, prior):
+    """The scale of a scaled inverse chi-squared distribution, of the mean of the log and the degrees of freedom."""
+    return np.exp(centre + special.digamma(prior / 2) - np.log(prior / 2))
+
+
+def shared_variances(variances_AR: np.ndarray, freedom: float) -> np.ndarray:
+    """Variances [..., A, R] of `freedom` degrees each, moved towards the variance that the rungs of an arm share. NaNs are
+    left out."""
+    logs = _logs(variances_AR, freedom)
+    if logs.left < 1:
+        return variances_AR
+    excess = logs.squares / logs.left - special.polygamma(1, freedom / 2)
+    prior = 2 * inverse_trigamma(np.maximum(excess, AGREE))[..., None, None]
+    return (prior * _typical(logs.centre, prior) + freedom * variances_AR) / (prior + freedom)
+
+
+def drawn_variances(variances_AR: np.ndarray, freedom: float, draws: int, rng: np.random.Generator) -> np.ndarray:
+    """[draws, A, R]: true variances, given measured ones of `freedom` degrees each. The variance of the logs, which is that
+    of chance or more, has a flat prior in its log, and so have the centres. NaN for NaN."""
+    logs, shape = _logs(variances_AR, freedom), (draws, *variances_AR.shape)
+    if logs.left < 1:
+        return variances_AR * freedom / rng.chisquare(freedom, shape)
+    of_chance, half = special.polygamma(1, freedom / 2), logs.left / 2
+    least = of_chance + AGREE
+    squares = max(float(logs.squares), 0.1 * logs.left * least)  # below, the quantiles are those of hardly any freedom
+    below_B = rng.random(draws) * special.gammainc(half, squares / (2 * least))
+    total_B11 = (squares / (2 * special.gammaincinv(half, below_B)))[:, None, None]
+    prior_B11 = 2 * inverse_trigamma(np.minimum(total_B11 - of_chance, DIFFER))
+    error = np.sqrt(np.minimum(total_B11, DIFFER) / np.maximum(logs.count, 1))
+    centre = logs.centre + error * rng.standard_normal((draws, *logs.centre.shape))
+    scale_BAR = (prior_B11 * _typical(centre, prior_B11) + freedom * variances_AR) / (prior_B11 + freedom)
+    total = prior_B11 + freedom
+    return scale_BAR * total / rng.chisquare(np.broadcast_to(total, shape))
 
 
 def inverse_trigamma(y: np.ndarray) -> np.ndarray:
@@ -99,20 +138,15 @@ def intervals(
     rng, freedom = np.random.default_rng(0), n - 1
     least = np.square(LEAST * max(np.nanmax(np.abs(differences_ARN), initial=0.0), LEAST))
     variances_AR = np.maximum(differences_ARN.var(-1, ddof=1), least)
-    shared_AR, prior = shared_variances(variances_AR, freedom)
     rise_AC = _summed(rises_BAR.mean(0), contrasts_CR)
     mean_AC = _summed(differences_ARN.mean(-1), contrasts_CR) - rise_AC
-    spread_AC = _summed(rises_BAR, contrasts_CR).var(0)
-    error_AC = np.sqrt(_squared(shared_AR, contrasts_CR) / n + spread_AC)
+    variance_AC = _squared(shared_variances(variances_AR, freedom), contrasts_CR) / n
+    error_AC = np.sqrt(variance_AC + _summed(rises_BAR, contrasts_CR).var(0))
 
-    total = freedom + float(prior)
-    true_BAR = shared_AR * total / rng.chisquare(total, (draws, A, R))
-    noise_BAR = rng.standard_normal((draws, A, R)) * np.sqrt(true_BAR / n)
-    again_BAR, _ = shared_variances(true_BAR * rng.chisquare(freedom, (draws, A, R)) / freedom, freedom)
+    noise_BAR = rng.standard_normal((draws, A, R)) * np.sqrt(drawn_variances(variances_AR, freedom, draws, rng) / n)
     rises_BAC = _summed(rises_BAR[rng.integers(len(rises_BAR), size=draws)], contrasts_CR) - rise_AC
-    off_BAC = _summed(noise_BAR, contrasts_CR) + rises_BAC
     with np.errstate(invalid="ignore"):  # a contrast without weights is 0 / 0
-        t_BAC = off_BAC / np.sqrt(_squared(again_BAR, contrasts_CR) / n + spread_AC)
+        t_BAC = (_summed(noise_BAR, contrasts_CR) + rises_BAC) / error_AC
         t_AC = mean_AC / error_AC
     largest_B = np.sort(np.nanmax(np.abs(t_BAC), (1, 2), initial=0.0))
     inner_B = np.sort(np.nan_to_num(np.nanmax(t_BAC, (1, 2), initial=-math.inf), neginf=0.0))  # 0: no contrast
@@ -144,7 +178,7 @@ def chance_of_equivalent(margin: float, error: float, inner_critical: float) -> 
 
 
 def _above(sorted_B: np.ndarray, t_AC: np.ndarray) -> np.ndarray:
-    """The share of drawn studies with a larger t; at least one more than none. NaN for NaN."""
+    """The share of draws with a larger t; at least one more than none. NaN for NaN."""
     share = (1 + len(sorted_B) - np.searchsorted(sorted_B, t_AC)) / (1 + len(sorted_B))
     return np.where(np.isnan(t_AC), np.nan, share)
 
