@@ -54,7 +54,7 @@ def test_figures_are_the_statistics_of_training(scores, balance, top_k):
     if balance == "bias":  # it decides most choices
         layer = lm.params["blocks"]["main"]["feed_forward"]
         layer["router_bias"] = 0.5 * jnp.arange(16.0).reshape(2, 8)[:, ::-1] * jnp.array([[1.0], [-1.0]])
-    sums = forward(lm.config, lm.params, jnp.asarray(TOKENS_NL))[1].statistics["main"]
+    sums = forward(lm.config, lm.params, jnp.asarray(TOKENS_NL))[1].statistics["main"]["feed_forward"]
     expected = {name: np.asarray(value).sum(1) / TOKENS_NL.size for name, value in sums.items()}
     data = analysis.routing(lm, TOKENS_NL).data
     for name in ("mass", "entropy", "margin"):
@@ -84,6 +84,13 @@ def test_a_planted_router_of_token_ids_is_found_and_a_random_one_is_not():
     assert one > 0.95 and abs(none) < 0.05  # two corpora of equal size whose experts differ: 1 bit
     loads = of_corpora[0].data["corpus_load"][:, 0]
     assert loads.shape == (2, E) and (loads[0] * loads[1] < 0.3).all()
+
+
+def test_corpora_have_rows_as_long_as_those_of_a_text(tmp_path):
+    (tmp_path / "notes.txt").write_text("".join(f"line {number} of the text\n" for number in range(500)))
+    lm = tiny_model("moe", data__cache_dir=tmp_path / "cache", evaluation__split="train")
+    result = analysis.routing(lm, ["hello world"], count=3, corpora=[f"text_files:{tmp_path}/notes.txt"])
+    assert result.data["entropy_rows"].shape[0] == 4 and "4 rows of 11 given tokens, text_files:" in result.about
 
 
 def test_an_analysis_that_does_not_apply_says_why():

@@ -251,6 +251,14 @@ A, F = B + "attention.", B + "feed_forward."
         ({A + "rank": 33, A + "query": "merged"}, "rank=33 .* at most model.width=32"),
         ({B + "layout": "post_norm"}, "final_norm='layer' .* 'none' if the last block, with layout='post_norm'"),
         ({B + "layout": "resi_dual", "final_norm": "none"}, "final_norm='none' .* a norm with layout='resi_dual'"),
+        (
+            {"blocks": {"a": BLOCKS["pre_norm"](), "b": BLOCKS["hyper_connections"]()}, "pattern": ("a", "b")},
+            "model.blocks.a.layout='pre_norm' .* the same streams as 'hyper_connections' in the last layer",
+        ),
+        (
+            {"blocks": {"a": BLOCKS["hyper_connections"](), "b": BLOCKS["resi_dual"]()}, "pattern": ("a", "b")},
+            "model.blocks.a.layout='hyper_connections' .* the same streams as 'resi_dual' in the last layer",
+        ),
         ({F + "kind": "moe", F + "moe.top_k": 1}, "top_k=1 .* at least 2 with renormalise=True"),
         (
             {B + "layout": "fused_output", A + "memory_slots": 4, A + "memory_activation": "relu"},
@@ -263,6 +271,15 @@ A, F = B + "attention.", B + "feed_forward."
 def test_errors_say_which_setting_the_option_needs(changes, words):
     with pytest.raises(UserError, match=words):
         model(changes)
+
+
+@pytest.mark.parametrize("name, value", [("norm_epsilon", 1e-3), ("norm_cast", "before_gain")])
+def test_the_norm_of_differential_heads_reads_the_options_of_norms(name, value):
+    """Where no other norm does: the block's are of kind 'dyt', or there are none."""
+    kind = "dyt" if name == "norm_epsilon" else "none"
+    config = model({A + "kind": "differential", B + "norm": kind, "final_norm": kind, B + name: value})
+    (place,) = (place for _, branch, place in config.places() if branch.name == "attention")
+    assert getattr(place.norm, name.removeprefix("norm_")) == value
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from tests.contracts.passes import capture, forward
+from tests.contracts.two_stacks import made
 from tests.contracts.variants import in_float64, model, random_params, tokens_for
 from tests.tolerances import TOLERANCE, relative_error
 from xfresearch.models import transformer
-from xfresearch.models.context import AUTO
+from xfresearch.models.context import AUTO, Source
 from xfresearch.models.counting import count_flops
 from xfresearch.models.reach import trained_reach
 from xfresearch.training.step import within_bounds
@@ -99,6 +100,19 @@ def test_a_trimmed_model_has_equal_logits_and_fewer_flops(sees_itself, x64):
     # FLOPs of one more key: layers * 4 H K * sequences * queries.
     mixing = 2 * 4 * 4 * 8 * 2 * LENGTH
     assert flops[1] - flops[0] == mixing * (LENGTH - 2 * 64)
+
+
+def test_trimming_leaves_an_encoder_with_a_block_of_the_same_name_as_it_is(x64):
+    spans = {"blocks.main.attention.span": "adaptive", "blocks.main.attention.span_ramp": 4, "max_length": LENGTH}
+    config = in_float64(made(spans | {"stacks.encoder.causal": True, "stacks.encoder.max_length": LENGTH}))
+    params = with_spans(config, [[0.0] * 4] * 2)
+    source = Source(tokens_for(config, length=LENGTH))
+    executions = [replace(AUTO, reach=trained_reach(config, params)), AUTO]
+    trimmed, whole = (
+        capture(config, params, tokens_for(config), ["encoder.final"], source=source, execution=each)[0]
+        for each in executions
+    )
+    assert relative_error(trimmed, whole) < TOLERANCE["float64"]
 
 
 def test_a_span_as_long_as_the_sequence_is_not_trimmed(x64):

@@ -85,6 +85,18 @@ def test_forced_tokens_have_the_probability_1(forced, x64):
         assert found.tokens == text and found.score == pytest.approx(score, rel=1e-5)
 
 
+def test_a_text_of_one_token_is_the_forced_one(x64):
+    config, params = small(model({}))
+    assert beams.search(config, params, [[4], [5]], 1, Beams(3), (STOP,), forced=(2, 3)) == [([2], 0.0)] * 2
+
+
+def test_a_diverged_model_is_an_error(x64):
+    config, params = small(model({}))
+    params["embed"]["table"] = params["embed"]["table"].at[PROMPTS[0][-1]].set(math.nan)  # of one prompt alone
+    with pytest.raises(UserError, match="log-probabilities that are NaN: did its training diverge"):
+        beams.search(config, params, PROMPTS, 3, Beams(2), (STOP,))
+
+
 def test_sampled_texts_are_between_forced_tokens():
     chunks = [[[5, 6], [7]], [[8], []]]
     whole = list(with_forced(iter(chunks), [1], 2, (0,), 2, 3))

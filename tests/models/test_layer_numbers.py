@@ -36,7 +36,7 @@ def test_every_layer_reads_its_own_number(name, mode, numbers):
         return transformer.bind(config, params)(tokens_BL, ctx, layers=mode).statistics
 
     result = jax.jit(statistics)(random_params(config))
-    order = [int(result[layer.stack]["number"][layer.index]) for layer in layers.layers(config)]
+    order = [int(result[layer.stack]["attention"]["number"][layer.index]) for layer in layers.layers(config)]
     assert order == list(range(config.depth))
 
 

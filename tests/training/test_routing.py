@@ -22,6 +22,7 @@ from xfresearch.config.options import OptimizerConfig
 from xfresearch.models import transformer
 from xfresearch.models.context import Context
 from xfresearch.models.feed_forwards.moe import below_mean
+from xfresearch.models.model_config import resolve_model
 from xfresearch.models.transformer import bind
 from xfresearch.sharding.letters import Axes
 from xfresearch.sharding.partition import batch_sharding, state_shardings
@@ -123,13 +124,41 @@ def test_router_metrics_are_means_of_the_models_statistics():
     state, step = start(config)
     metrics = step(state, batch)[1]
     out = bind(config.model, state["params"])(batch["tokens"], Context(batch["positions"], batch["segments"]))
-    tokens, sums = sum(LENGTHS), {name: x.sum(1) for name, x in out.statistics["main"].items()}
+    tokens, sums = sum(LENGTHS), {name: x.sum(1) for name, x in out.statistics["main"]["feed_forward"].items()}
     for name in NAMES:
         per = 2 * tokens if name in ("router_load", "router_drops") else tokens
         assert relative_error(metrics[name]["main"], sums[name] / per) < TOLERANCE["float32"], name
     np.testing.assert_allclose(metrics["router_load"]["main"].sum(-1), 1, rtol=1e-6)
     np.testing.assert_allclose(metrics["router_mass"]["main"].sum(-1), 1, rtol=1e-6)
     assert (metrics["router_drops"]["main"] > 0.05).all()
+
+
+def two_mixtures(**options):
+    """A config with two mixtures in each block, with different numbers of experts and `options` of the first one."""
+    first, second = (
+        {"kind": "moe", "hidden": 16, "moe": {"experts": count, "z_loss": 0.0, "scores": "sigmoid", **more}}
+        for count, more in ((4, options), (3, {"balance": "bias", "bias_speed": 0.02}))
+    )
+    sparse = block("macaron", feed_forward_1=first, feed_forward_2=second)
+    config = make_config()
+    return replace(config, model=resolve_model(replace(config.model, blocks={"main": sparse}, final_norm="none")))
+
+
+def test_each_mixture_of_a_block_has_its_own_bias_and_metrics():
+    init, step = program_of(without_hyper(config := two_mixtures(balance="bias", bias_speed=0.05)))
+    state, metrics = step(init(hyper_of(config)), make_batch(LENGTHS))
+    for sublayer, speed, experts in (("feed_forward_1", 0.05, 4), ("feed_forward_2", 0.02, 3)):
+        load_RE = np.asarray(metrics["router_load"][f"main/{sublayer}"])
+        assert load_RE.shape == (2, experts)
+        moved = np.float32(speed) * np.sign(load_RE.mean(-1, keepdims=True) - load_RE)
+        np.testing.assert_array_equal(state["params"]["blocks"]["main"][sublayer]["router_bias"], moved)
+        assert moved.any()
+
+
+def test_losses_of_the_mixtures_of_a_block_add_up():
+    """The second mixture has a loss of 0 for its logits, under the same name."""
+    init, step = program_of(without_hyper(config := two_mixtures(balance="none", z_loss=0.5)))
+    assert step(init(hyper_of(config)), make_batch(LENGTHS))[1]["router_z_loss"] > 0
 
 
 def test_a_dense_model_has_no_router_metrics():

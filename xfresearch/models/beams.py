@@ -21,6 +21,7 @@ from xfresearch.models.decoding import advance, for_steps, pad_left, prefill, ro
 from xfresearch.models.forced import NONE, Forced, forced_in
 from xfresearch.models.model_config import ModelConfig
 from xfresearch.models.sampling import Beams
+from xfresearch.runtime.errors import UserError
 
 
 class Ended(NamedTuple):
@@ -46,6 +47,8 @@ def search(
     begins and ends with (forced.py)."""
     K = how.beams
     first, last = forced_in(forced, prompts)
+    if len(first) == max_new_tokens:
+        return [Ended(first, 0.0) for _ in prompts]
     rows = [[*prompt, *first] for prompt in prompts for _ in range(K)]
     tokens_BP, segments_BP = pad_left(rows)
     length = round_up(tokens_BP.shape[1] + max_new_tokens, 64)
@@ -60,6 +63,8 @@ def search(
             found = jax.device_get(_candidates(K, len(stops), count, state["logits"], scores_B))
         else:  # its probability is 1
             found = scores_B.reshape(-1, K), np.tile(np.arange(K), (len(prompts), 1)), np.full((len(prompts), K), last)
+        if np.isnan(found[0]).any():
+            raise UserError("the model computes log-probabilities that are NaN: did its training diverge?")
         for each, *of_prompt in zip(searches, *found, strict=True):
             each.go_on(*of_prompt, last=left == 0)
         if not left or all(each.done for each in searches):

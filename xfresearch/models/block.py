@@ -12,7 +12,7 @@ from dataclasses import replace
 from flax import nnx
 
 from xfresearch.models.block_config import BlockConfig
-from xfresearch.models.context import Aux, Context
+from xfresearch.models.context import Aux, Context, add_losses
 from xfresearch.models.costs import Costs
 from xfresearch.models.kinds import kind_of
 from xfresearch.models.layouts import LAYOUTS, Branch, output_scale
@@ -62,7 +62,9 @@ class Block(nnx.Module):
     def __call__(self, stream: Stream, ctx: Context, cache: dict | None = None):
         """The stream after the block, the caches of its sublayers by name, and the additional outputs."""
         block_BLD = read_BLD = None
-        caches, aux = {}, Aux()
+        caches: dict = {}
+        losses: dict = {}
+        statistics: dict = {}
         for branch in self.layout.branches:
             name, connection, parameters = branch.name, branch.connection, self.connection(branch)
             inner = replace(ctx.at(name), carried=stream.values)
@@ -71,8 +73,8 @@ class Block(nnx.Module):
             if connection.reads != "before":
                 read_BLD = connection.read(parameters, stream) if connection.reads == "stream" else block_BLD
             read_BLD = inner.tap("in", self._norm(branch, "in", read_BLD))
-            y_BLD, caches[name], new_aux = getattr(self, name)(read_BLD, inner, cache and cache[name])
-            stream = stream._replace(values={**stream.values, **new_aux.carried})
+            y_BLD, caches[name], aux = getattr(self, name)(read_BLD, inner, cache and cache[name])
+            stream = stream._replace(values={**stream.values, **aux.carried})
             y_BLD = self._norm(branch, "out", inner.tap("raw", y_BLD))
             y_BLD = inner.dropout(y_BLD, self.dropout, "out")
             y_BLD = inner.tap("out", connection.scaled(parameters, self.depth, y_BLD))
@@ -82,8 +84,9 @@ class Block(nnx.Module):
                 stream = connection.put(stream, self._norm(branch, "post", inner.tap("sum", stream.x_BLD)))
             stream = stream._replace(x_BLD=ctx.shard(stream.x_BLD, "BLD"))
             stream = connection.put(stream, inner.tap("residual", stream.x_BLD))
-            aux |= new_aux
-        return stream, caches, aux._replace(captures=ctx.taps.leaving() if ctx.taps else {})
+            losses = add_losses(losses, aux.losses)
+            statistics |= {name: aux.statistics} if aux.statistics else {}
+        return stream, caches, Aux(losses, statistics, captures=ctx.taps.leaving() if ctx.taps else {})
 
     def connection(self, branch: Branch) -> dict:
         """The parameters of a sublayer's connection, by name."""

@@ -16,12 +16,14 @@ class Aux(NamedTuple):
     """Additional outputs of a layer. Losses and statistics are sums over the tokens of a sequence, without padding."""
 
     losses: dict = {}  # {name: [B]}, added to the loss
-    statistics: dict = {}  # {name: [B, ...]}, for metrics only
+    statistics: dict = {}  # {name: [B, ...]}, without gradients; of a whole layer {sublayer: {name: [B, ...]}}
     carried: dict = {}  # new values of the stream by name (stream.py), for the sublayers and layers after this one
     captures: dict = {}  # of a whole layer: the recorded values of its taps, {site: value}
 
-    def __or__(self, other: "Aux") -> "Aux":
-        return Aux(*(mine | theirs for mine, theirs in zip(self, other, strict=True)))
+
+def add_losses(losses: dict, more: dict) -> dict:
+    """The sums of losses of the same name."""
+    return losses | {name: losses[name] + value if name in losses else value for name, value in more.items()}
 
 
 class Source(NamedTuple):
@@ -52,7 +54,7 @@ class Execution:
 
     attention_kernel: str = "auto"
     expert_kernel: str = "auto"
-    reach: tuple[tuple[str, int], ...] = ()  # (block, number of past tokens that its trained spans need)
+    reach: tuple[tuple[str, int], ...] = ()  # (decoder's block, past tokens that its trained spans need)
 
     def reach_of(self, block: str) -> int:
         """The number of past tokens that a block's trained spans need; 0 if they need the whole window."""

@@ -7,7 +7,7 @@ params["encoder"], and its taps begin with 'encoder.'.
 """
 
 import zlib
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Literal
 
 import jax
@@ -93,7 +93,8 @@ class Encoder(TokenStack):
         if positions_BS is None:
             positions_BS = jnp.broadcast_to(jnp.arange(source.tokens_BS.shape[1]), source.tokens_BS.shape)
         key = None if ctx.key is None else jax.random.fold_in(ctx.key, zlib.crc32(NAME.encode()))
-        own = Context(positions_BS, source.segments_BS, key, outside, mesh=ctx.mesh, execution=ctx.execution)
+        execution = replace(ctx.execution, reach=())  # that of the decoder's blocks, which may have the same names
+        own = Context(positions_BS, source.segments_BS, key, outside, mesh=ctx.mesh, execution=execution)
         table_VD = shared_VD if self.embed is None else self.embed.table[...]
         stream, own = self.begin(table_VD, source.tokens_BS, own)
         run_blocks = self.runner(layers)

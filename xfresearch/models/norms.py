@@ -54,6 +54,7 @@ def none(x, epsilon: float):
     return x
 
 
+HIDDEN = "hidden"  # the kind of a norm inside a sublayer that uses only the epsilon and the cast of the block's norm
 NORMS = {
     "layer": layer,
     "rms": rms,

@@ -16,7 +16,7 @@ from xfresearch.config.fields import choices, option, where
 from xfresearch.models import layers
 from xfresearch.models.block import Block, places
 from xfresearch.models.block_config import BLOCKS, BlockConfig
-from xfresearch.models.context import Context
+from xfresearch.models.context import Context, add_losses
 from xfresearch.models.costs import Costs, weights
 from xfresearch.models.kinds import kind_of
 from xfresearch.models.layouts import LAYOUTS, Branch
@@ -291,7 +291,7 @@ class Pass(NamedTuple):
 
     caches: dict | None
     losses: dict
-    statistics: dict  # {stack: {name: [R, ...]}}
+    statistics: dict  # {stack: {sublayer: {name: [R, ...]}}}
     captures: dict  # {stack: {site: [R, ...]}} of the values that taps record, in the order of computation
 
 
@@ -363,11 +363,6 @@ def unroll(
         {name: statistics for name, (statistics, _) in stacked.items()},
         {name: {site: values[site] for site in sites[name]} for name, (_, values) in stacked.items()},
     )
-
-
-def add_losses(losses: dict, more: dict) -> dict:
-    """The sums of losses of the same name."""
-    return losses | {name: losses[name] + value if name in losses else value for name, value in more.items()}
 
 
 def costs(stack: StackConfig, length: int) -> Costs:

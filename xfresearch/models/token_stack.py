@@ -83,18 +83,27 @@ def resolved(config: T) -> T:
     for name, block in config.blocks.items():
         elsewhere = config.norms_outside if name == first else ()
         check_norms(block, elsewhere, f"{config.key}.blocks.{name}")
+    _check_streams(config)
     _check_final_norm(config)
     return config
+
+
+def _check_streams(config: TokenStackConfig) -> None:
+    """Requires the same streams in all blocks: what a block writes is lost to a block that reads other streams."""
+    streams = {
+        name: {value for branch in LAYOUTS[block.layout].branches for value in branch.connection.carried(config.width)}
+        for name, block in config.blocks.items()
+    }
+    last = layers.stacks(config)[-1].block
+    allowed = f"a layout with the same streams as {config.blocks[last].layout!r} in the last layer"
+    for name, block in config.blocks.items():
+        require(streams[name] == streams[last], f"{config.key}.blocks.{name}.layout", block.layout, allowed)
 
 
 def _check_final_norm(config: TokenStackConfig) -> None:
     """Requires the final norm for ResiDual's second stream, and forbids it directly after another norm."""
     last = config.blocks[layers.stacks(config)[-1].block]
     branch = stack.last_branch(config)
-    for name, each in config.blocks.items():
-        same = LAYOUTS[each.layout].branches[-1].connection.ends_with == branch.connection.ends_with
-        allowed = f"like {last.layout!r} in the last layer, whose head reads other streams"
-        require(same, f"{config.key}.blocks.{name}.layout", each.layout, allowed)
     if branch.connection.ends_with:
         allowed = f"a norm with layout={last.layout!r}: its second stream has no other norm"
         require(config.final_norm != "none", f"{config.key}.final_norm", config.final_norm, allowed)

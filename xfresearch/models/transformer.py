@@ -17,7 +17,7 @@ from flax import nnx
 from xfresearch.kernels.head import Head
 from xfresearch.kernels.lookup import lookup
 from xfresearch.models import encoder, head_layer, stack, token_stack
-from xfresearch.models.context import Context
+from xfresearch.models.context import Context, add_losses
 from xfresearch.models.costs import Costs, shared_by, weights
 from xfresearch.models.encoder import Encoder
 from xfresearch.models.head_layer import HeadLayer
@@ -38,7 +38,7 @@ class Output(NamedTuple):
     hidden_BLD: jax.Array  # what the output matrix reads: after the final norm, and the head's layer
     losses: dict  # auxiliary losses {name: [B]}, summed over the tokens of a sequence and over layers
     caches: dict | None
-    statistics: dict  # {stack: {name: [R, B, ...]}} of the R layers of a stack, summed over the tokens of a sequence
+    statistics: dict  # {stack: {sublayer: {name: [R, B, ...]}}} of a stack's R layers, summed over the tokens of a sequence
     captures: dict  # {stack: {site: [R, ...]}} of the values that taps record; of those outside, {"": {site: value}}
 
 
@@ -70,7 +70,7 @@ class Transformer(TokenStack):
         stream, of_blocks = run_blocks(self.config, self.blocks, stream, ctx, caches, stack.REMAT[remat], taps)
         hidden_BLD = ctx.tap("final", self.end(stream))
         captures = encoded.captures | of_blocks.captures | {OUTSIDE: outside.values}
-        losses = stack.add_losses(encoded.losses, of_blocks.losses)
+        losses = add_losses(encoded.losses, of_blocks.losses)
         return Output(hidden_BLD, losses, of_blocks.caches, encoded.statistics | of_blocks.statistics, captures)
 
     def summed(self, table_VD, tokens_BL, ctx: Context):
@@ -183,7 +183,7 @@ def bind(model: ModelConfig, params: dict) -> Transformer:
 
 
 def after_update(model: ModelConfig, params: dict, statistics: dict) -> dict:
-    """`params` after the additional update rules of sublayers, given statistics {stack: {name: [R, ...]}}."""
+    """`params` after the additional update rules of sublayers, given statistics {stack: {sublayer: {name: [R, ...]}}}."""
     new = params | {"blocks": _after_update(model, params["blocks"], statistics)}
     if model.encoder:
         of_encoder = {name.removeprefix(f"{encoder.NAME}/"): each for name, each in statistics.items() if "/" in name}
@@ -199,7 +199,8 @@ def _after_update(config: stack.StackConfig, params: dict, statistics: dict) -> 
         for (block, sublayer), options in modules.items():
             if block == place.block and sublayer in blocks[place.name]:
                 old = blocks[place.name][sublayer]
-                new = stack.kind_of(options).module.after_update(old, options, statistics[place.name])
+                of_sublayer = statistics[place.name].get(sublayer, {})
+                new = stack.kind_of(options).module.after_update(old, options, of_sublayer)
                 blocks[place.name] = blocks[place.name] | {sublayer: new}
     return blocks
 

@@ -27,11 +27,10 @@ import numpy as np
 from xfresearch.config.fields import with_values
 from xfresearch.models.block_config import BlockConfig, NormSite
 from xfresearch.models.connections.connection import Connection
-from xfresearch.models.feed_forwards.dense import HIDDEN, HiddenOptions
+from xfresearch.models.feed_forwards.dense import HiddenOptions
 from xfresearch.models.layouts import LAYOUTS, Branch
 from xfresearch.models.linear_terms import LinearTerm
-from xfresearch.models.mixers.differential import DifferentialConfig
-from xfresearch.models.norms import WITH_EPSILON, NormSpec
+from xfresearch.models.norms import HIDDEN, WITH_EPSILON, NormSpec
 from xfresearch.models.sublayer import SublayerConfig
 from xfresearch.surgery.conversion import Conversion, Option
 from xfresearch.surgery.layer_blocks import LayerBlock
@@ -269,7 +268,7 @@ def _with_epsilons(network: Network, ratio: float) -> Network:
 
 def _has_norm(options: SublayerConfig) -> bool:
     """Whether a sublayer has a norm inside, with the epsilon of the block's norms."""
-    return isinstance(options, DifferentialConfig) or bool({*options.norm_kinds} - {"none"})
+    return bool({*options.norm_kinds} - {"none"})
 
 
 CENTRE = Conversion(

@@ -28,7 +28,7 @@ from xfresearch.models.context import Aux, Context
 from xfresearch.models.costs import Costs
 from xfresearch.models.feed_forwards.activations import ACTIVATIONS
 from xfresearch.models.linear import Linear, Shape
-from xfresearch.models.norms import Norm, NormSpec
+from xfresearch.models.norms import HIDDEN, Norm, NormSpec
 from xfresearch.models.parameters import kernel_std
 from xfresearch.models.place import Place
 from xfresearch.models.sublayer import Memory, MemoryPart, SublayerConfig, SublayerModule, reads
@@ -105,7 +105,6 @@ class GatedConfig(GatedHidden, DenseConfig):
     """The options of a gated feed-forward layer."""
 
 
-HIDDEN = "hidden"  # the kind of SoLU's LayerNorm: it uses only the epsilon and the cast of the block's norm
 HIDDEN_NORM = NormSpec(bias=True)  # SoLU's LayerNorm has a gain and a bias, whether or not the block's norms have
 
 

@@ -30,7 +30,7 @@ from xfresearch.models.mixers import key_values
 from xfresearch.models.mixers.softmax.config import HEAD_OPTIONS, check_rope, heads_in_words, with_sizes
 from xfresearch.models.mixers.softmax.options import RopeConfig
 from xfresearch.models.mixers.softmax.rope import rotate
-from xfresearch.models.norms import Norm, NormSpec
+from xfresearch.models.norms import HIDDEN, Norm, NormSpec
 from xfresearch.models.parameters import parameter, times
 from xfresearch.models.place import Place, Rows
 from xfresearch.models.sublayer import SublayerConfig, SublayerModule, Traffic
@@ -65,6 +65,10 @@ class DifferentialConfig(SublayerConfig):
     @property
     def random(self) -> bool:
         return self.dropout > 0
+
+    @property
+    def norm_kinds(self) -> tuple[str, ...]:
+        return (HIDDEN,)
 
     @property
     def without_prefix(self) -> str:
