@@ -2,10 +2,13 @@
 
 import json
 
+import numpy as np
 import pytest
 
 from tests.tiny_runs import make_run
 from xfresearch import evaluate
+from xfresearch.evaluation.kept import Kept
+from xfresearch.evaluation.losses import Text, Window
 from xfresearch.runtime.errors import UserError
 
 
@@ -34,6 +37,15 @@ def test_numbered_jobs_evaluate_a_checkpoint_each_and_the_curve_is_collected(tmp
     for wrong, text in ((["--job=2", "--all-steps"], "at most 1"), (["--job=0"], "not allowed without --all-steps")):
         with pytest.raises(UserError, match=text):
             evaluate.main(["--workdir", str(run), *wrong])
+
+
+def test_results_of_another_limit_are_other_results(tmp_path):
+    """Also if the units of the standard error are the same."""
+    tokens = np.zeros(60, np.int32)
+    rows = [[Window(first, first + 1, first + 5)] for first in range(0, 50, 5)]
+    text = Text("a", "validation", tokens, tokens, {}, rows, 4, 4, "sequences", "0")
+    folders = {Kept(tmp_path, text._replace(rows=rows[:limit]), False).folder for limit in (6, 10)}
+    assert len(folders) == 2
 
 
 def recorded(function, calls: list):

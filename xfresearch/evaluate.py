@@ -83,6 +83,7 @@ def evaluate(options, workdir) -> None:
     step = jobs.chosen(every, options.job) if options.job else options.step
     lm, mesh = held_out.open_model(options.workdir, step)
     data = held_out.read(lm, workdir, options)
+    check_texts(lm, data, options)
     manifest.require_same_everywhere({"checkpoint": str(lm.step), "held-out data": data.digest})
     if distributed.first():
         print(f"{data.corpus} {data.split}: {data.description}", file=sys.stderr)
@@ -176,6 +177,16 @@ def evaluate_steps(lm, workdir, data, options, mesh=None) -> list[dict]:
                 kept.write(step, result)
         results += [result] if result else []
     return results
+
+
+def check_texts(lm, data, options) -> None:
+    """Raises UserError before anything is measured, if --decode or --pseudo-perplexity does not fit the objective."""
+    from xfresearch.evaluation import decoded, pseudo
+
+    if options.decode:
+        decoded.check(lm.run)
+    if options.pseudo_perplexity:
+        pseudo.masked_sequences(data)
 
 
 def of_texts(lm, data, options) -> dict:

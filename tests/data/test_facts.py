@@ -4,6 +4,7 @@ import json
 import re
 from collections import Counter, defaultdict
 from functools import cache
+from random import Random
 
 import pytest
 
@@ -18,12 +19,14 @@ from xfresearch.data.facts import (
     WORDS,
     Fact,
     FactSentences,
+    _with_second,
     consequences,
     facts,
     facts_of,
     neighbours,
     sentence,
 )
+from xfresearch.data.records import record_of
 from xfresearch.runtime.errors import UserError
 
 MAYORS = {
@@ -214,6 +217,19 @@ def test_relation_files_are_read(folder):
     assert known[3].held_out == ("Aa is on the",) and known[4].held_out == ("Here is a fact: Bb is on the",)
     assert facts(f"{source}/b.json") == known[3:]
     assert_held_out(source)
+
+
+@pytest.mark.parametrize(
+    "template, subject",
+    [("What superclass (animal, bird, fish) is a {}?", "fish"), ("As the books say: {} is made of", "book")],
+)
+def test_a_second_subject_and_a_record_find_the_place_of_the_subject(template, subject):
+    prompt = template.replace("{}", subject)
+    made = {_with_second(Random(seed), prompt, subject, "cat") for seed in range(40)}
+    after = {template.replace("{}", frame.format(subject, other="cat")) for frame in WORDS["after"]}
+    assert made == after | {frame.format(prompt, other="cat") for frame in WORDS["before"]}
+    fact = Fact(subject, "kind", "x", (prompt,), ())
+    assert record_of(fact, [fact]).prompt == template
 
 
 @pytest.mark.long

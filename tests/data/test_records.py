@@ -83,6 +83,14 @@ def test_a_subject_is_whole_words(subject, prompt, filled):
     assert read_record("record 0", {"subject": subject, "prompt": prompt}).prompt == filled
 
 
+def test_objects_lose_the_spaces_around_them():
+    """One space joins a prompt and its object, wherever it is edited or measured."""
+    row = OURS | {"target": " flute", "target_new": "harp ", "neighbours": [["Bob plays the", " flute"]]}
+    result = read_record("record 0", row | {"consequences": [["It has", " strings", "holes "]]})
+    assert (result.target, result.target_new) == ("flute", "harp")
+    assert result.neighbours == (("Bob plays the", "flute"),) and result.consequences == (("It has", "strings", "holes"),)
+
+
 def test_the_generated_facts_are_records():
     result, known = records("facts"), facts()
     assert len(result) == len(known)

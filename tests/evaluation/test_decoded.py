@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from tests.tiny_runs import rough_params, tiny_config
+from tests.tiny_runs import make_run, rough_params, tiny_config
 from xfresearch import evaluate
 from xfresearch.data.pipeline import prepare
 from xfresearch.data.tokenizers import ByteTokenizer
@@ -60,7 +60,7 @@ def test_bleu_and_chrf_are_those_of_sacrebleu():
 def masked(tmp_path):
     """A masked model with random parameters, and its run on a short text."""
     corpus = tmp_path / "a.txt"
-    corpus.write_text("".join(f"{i * i}, " for i in range(200)))
+    corpus.write_text("".join(f"{i * i}, " for i in range(800)))
     overrides = {"model__causal": False, "data__objective__kind": "masked", "sequence_length": 12}
     config = tiny_config(**overrides, data__corpus=f"('{corpus}',)", data__cache_dir=str(tmp_path / "cache"))
     config = replace(config, model=replace(config.model, vocab_size=258))
@@ -70,7 +70,9 @@ def masked(tmp_path):
 def test_pseudo_perplexity_is_that_of_a_plain_loop(masked):
     data = read_rows(masked, "run", limit=5)
     results = pseudo.pseudo_perplexity(make_scorer(masked.config), masked.params, data, 5, 3)
-    texts = prepare(masked.run, "validation", tokenizer=masked.tokenizer).split.read([0, 5 // 3, 10 // 3])["tokens"]
+    split = prepare(masked.run, "validation", tokenizer=masked.tokenizer).split
+    assert len(split) >= 15
+    texts = split.read([number * len(split) // 5 for number in (0, 5 // 3, 10 // 3)])["tokens"]
     losses = []
     for text_L in texts:
         for place in np.flatnonzero(text_L != 256):
@@ -84,8 +86,29 @@ def test_pseudo_perplexity_is_that_of_a_plain_loop(masked):
 
 
 def test_what_a_model_was_not_trained_for_is_refused(masked):
-    with pytest.raises(UserError, match="decoding needs a model that was trained with data.objective.kind='seq2seq'"):
+    with pytest.raises(UserError, match="--decode is not allowed: .* not trained with data.objective.kind='seq2seq'"):
         decoded.decode(masked)
     data = read_rows(masked, "run", limit=2)._replace(sequences=object())
     with pytest.raises(UserError, match="--pseudo-perplexity is not allowed: the model was not trained"):
         pseudo.pseudo_perplexity(jax.jit, {}, data, 2)
+
+
+@pytest.mark.parametrize("flag", [["--decode", "exact_match"], ["--pseudo-perplexity"]])
+def test_what_a_model_was_not_trained_for_is_refused_before_the_evaluation(flag, tmp_path, monkeypatch):
+    (tmp_path / "a.txt").write_text("the cat sat on the mat. " * 40)
+    run = make_run(tmp_path / "run", steps=(1,), data__corpus=f"('{tmp_path / 'a.txt'}',)")
+    monkeypatch.setattr(evaluate, "evaluate_steps", lambda *_: pytest.fail("it has measured the held-out loss"))
+    with pytest.raises(UserError, match=f"{flag[0]} is not allowed: the model was not trained with"):
+        evaluate.main(["--workdir", str(run), *flag])
+
+
+@pytest.mark.parametrize("rows, expected", [(0, 300), (300, 299)])
+def test_a_decoded_text_may_be_as_long_as_the_longest_target(rows, expected, monkeypatch):
+    """The first row of a position table is that of the decoder's start."""
+    config = tiny_config("tasks/sort", sequence_length=300)
+    lm = LanguageModel(config.model, {}, ByteTokenizer(), config)
+    asked = []
+    monkeypatch.setattr(decoded, "longest_sequence", lambda model: rows)
+    monkeypatch.setattr(lm, "generate", lambda **given: asked.append(given["max_new_tokens"]) or ["a"] * 2)
+    decoded.decode(lm, limit=2)
+    assert asked == [expected]

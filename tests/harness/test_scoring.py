@@ -165,6 +165,17 @@ def test_decoding_ends_once_every_text_has_ended(lm, monkeypatch):
     assert generating.complete(lm, asked[:2], 48, (), 0) == ["a" * 16 + "bbb", "a" * 16] and len(seen) == 2
 
 
+@pytest.mark.parametrize("count", [6, 20])
+def test_forced_tokens_are_those_of_a_text_alone(count, monkeypatch):
+    lm = tiny_model("tasks/reverse", source_length=24, sequence_length=24)
+    monkeypatch.setattr(lm.tokenizer, "forced", (ord("<"), ord(">")))
+    sources = [[*source, 256] for source in (b"abc", b"d", b"efg")]
+    asked = [generating.make_request([256], {"until": [], "max_gen_toks": count}, 24)] * 3
+    texts = dict(part for done in generating.generate(lm, asked, 2, sources=sources) for part in done)
+    assert [texts[i] for i in range(3)] == lm.generate(source=sources, max_new_tokens=count, temperature=0.0)
+    assert all(text.startswith("<") for text in texts.values()) and any(text.endswith(">") for text in texts.values())
+
+
 def test_texts_are_sampled_if_the_temperature_is_not_zero(lm):
     sampled = generated(lm, [*prompts(temperature=2.0), *prompts(temperature=2.0)])
     assert sampled[0] != sampled[3] and sampled != generated(lm, [*prompts(), *prompts()])

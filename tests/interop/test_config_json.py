@@ -69,6 +69,14 @@ def test_truncate_of_yarn_is_read_and_written(truncate):
     assert write_config(get_family("llama"), model)["rope_scaling"].get("truncate", True) is truncate
 
 
+def test_null_in_yarn_is_the_default_of_transformers():
+    scaling = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 16}
+    nulls = dict.fromkeys(("beta_fast", "beta_slow", "attention_factor"))
+    found = rope("llama", LLAMA | {"rope_scaling": scaling | nulls})
+    assert found == rope("llama", LLAMA | {"rope_scaling": scaling})
+    assert (found.high_frequency, found.low_frequency, found.attention_factor) == (32.0, 1.0, 0.0)
+
+
 def test_opt_with_an_embedding_of_another_width_is_not_supported():
     assert read("opt", OPT | {"word_embed_proj_dim": 24}) == read("opt", OPT)
     assert write_config(get_family("opt"), read("opt", OPT))["word_embed_proj_dim"] == 24

@@ -22,10 +22,12 @@ from typing import NamedTuple
 
 from xfresearch.data.cache import digest
 from xfresearch.data.corpus_files import check_utf8
+from xfresearch.data.subjects import subject_of
 from xfresearch.runtime.errors import UserError
 
 WORDS = tomllib.loads(Path(__file__).with_name("fact_words.toml").read_text("utf-8"))
 HEADQUARTERS = WORDS["cities"][::4]  # few, so that each has several companies
+FORMAT = 2  # of the train split: another number for other sentences of the same facts
 SEED = 0
 PASSES = 4  # over the sentences of the train split, each in another order
 SENTENCES = (3, 9)  # of a document
@@ -101,7 +103,7 @@ class FactSentences:
         self.facts = facts(source)
 
     def identity(self) -> dict:
-        return {"facts": digest(self.facts), "order": [SEED, PASSES, SENTENCES, SECOND, LISTS]}
+        return {"facts": digest(self.facts), "order": [FORMAT, SEED, PASSES, SENTENCES, SECOND, LISTS]}
 
     def documents(self, split: str) -> Iterator[bytes]:
         rng = random.Random(f"{SEED} {split}")
@@ -139,7 +141,8 @@ def _with_second(rng: random.Random, prompt: str, subject: str, other: str) -> s
     """The prompt with a second subject, after its own or in front."""
     frame = rng.choice((*WORDS["after"], *WORDS["before"])).replace("{other}", other)
     if frame.startswith("{}"):
-        return prompt.replace(subject, frame.replace("{}", subject), 1)
+        start = subject_of(prompt, subject)
+        return prompt[:start] + frame.replace("{}", subject) + prompt[start + len(subject) :]
     return frame.replace("{}", prompt)
 
 

@@ -3,17 +3,16 @@
 A file is a JSON list of records, or has one on each line, in our form or one of those that are published: record_forms.py.
 """
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
-from unicodedata import category
 
 from etils import epath
 
 from xfresearch.data.facts import Fact, consequences, facts_of, neighbours, sentence
 from xfresearch.data.record_forms import Wrong, fields_of
 from xfresearch.data.rows import READERS
+from xfresearch.data.subjects import subject_in, subject_of
 from xfresearch.runtime.errors import UserError
 from xfresearch.runtime.files import exists
 from xfresearch.runtime.formats import JSON, refused, sniff, suffix_of
@@ -49,8 +48,7 @@ def record_of(fact: Fact, known: Sequence[Fact], new: str = "") -> Record:
     """The fact with its first prompt, its other prompts as paraphrases (the held-out ones first), and its neighbours. With
     `new`, the object after an edit, also the facts that follow from the edit, and sentences of other subjects with `new`."""
     first = fact.prompts[0]
-    start = subject_in(first, fact.subject)
-    start = first.find(fact.subject) if start < 0 else start  # a template may lengthen the subject
+    start = subject_of(first, fact.subject)
     prompt = f"{first[:start]}{{}}{first[start + len(fact.subject) :]}"
     near = tuple((each.prompts[0], each.object) for each in neighbours(known, fact))
     record = Record(fact.subject, prompt, fact.object, new, fact.relation, (*fact.held_out, *fact.prompts[1:]), near)
@@ -95,7 +93,8 @@ def _records(where: str, row) -> list[Record]:
 
 
 def _placed(where: str, fields: dict) -> dict:
-    """The fields of a record with '{}' for the subject in its prompt."""
+    """The fields of a record with '{}' for the subject in its prompt. A space joins a prompt and its object, so objects lose
+    those around them."""
     subject, prompt = fields["subject"], fields["prompt"]
     if not subject:
         raise UserError(f"{where}: subject='' is not allowed: it must be a part of the prompt")
@@ -105,26 +104,8 @@ def _placed(where: str, fields: dict) -> dict:
             inside = ", but for a part of a longer word: write {} where it stands" if subject in prompt else ""
             raise UserError(f"{where}: subject {subject!r} is not in prompt {prompt!r}{inside}")
         fields["prompt"] = f"{prompt[:start]}{{}}{prompt[start + len(subject) :]}"
+    for name in fields.keys() & {"target", "target_new"}:
+        fields[name] = fields[name].strip()
+    for name in fields.keys() & {"neighbours", "consequences"}:
+        fields[name] = tuple((text, *(each.strip() for each in objects)) for text, *objects in fields[name])
     return fields
-
-
-# Scripts that do not separate words, and Hangul, whose particles follow a word without a space.
-_JOINED = re.compile(
-    r"[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af\uf900-\ufaff\U00020000-\U0003ffff]"
-)
-
-
-def subject_in(prompt: str, subject: str) -> int:
-    """Where the subject stands in a prompt as a whole word, or as whole words; -1 if it does not."""
-    start = prompt.find(subject)
-    while start >= 0:
-        end = start + len(subject)
-        if not _one_word(prompt[:start][-1:], subject[0]) and not _one_word(subject[-1], prompt[end : end + 1]):
-            return start
-        start = prompt.find(subject, start + 1)
-    return -1
-
-
-def _one_word(left: str, right: str) -> bool:
-    """Whether two adjacent characters belong to one word. Either may be missing."""
-    return all(c and not _JOINED.match(c) and (c.isalnum() or c == "_" or category(c)[0] == "M") for c in (left, right))

@@ -14,6 +14,8 @@ import numpy as np
 
 from xfresearch.data.pairs.pair_splits import encode, texts_of
 from xfresearch.models.context import Source
+from xfresearch.models.model_config import longest_sequence
+from xfresearch.run.config import Config
 from xfresearch.runtime.errors import UserError, nearest
 
 METRICS = ("exact_match", "bleu", "chrf")
@@ -42,14 +44,20 @@ def metrics_of(text: str) -> list[str]:
     return names
 
 
+def check(run: Config) -> None:
+    """Raises UserError for the run of a model that was not trained on pairs."""
+    if run.data.objective.kind != "seq2seq":
+        raise UserError("--decode is not allowed: the model was not trained with data.objective.kind='seq2seq'")
+
+
 def decode(lm, corpus: str = "", split: str = "", limit: int = 0, batch_size: int = 0, progress=lambda n: None) -> Decoded:
     """Decodes the sources of a split (by default the run's held-out one) greedily, `limit` of them (0: all). Raises
     UserError for a model that was not trained on pairs.
 
-    A source or a target that is longer than the run's lengths is left out, as in training.
+    A source or a target that is longer than the run's lengths is left out, as in training, and a text may be as long as the
+    longest target.
     """
-    if lm.run.data.objective.kind != "seq2seq":
-        raise UserError("decoding needs a model that was trained with data.objective.kind='seq2seq'")
+    check(lm.run)
     run, tokenizer = lm.run, lm.tokenizer
     split = split or run.evaluation.split
     corpus = corpus or run.data.corpus[0]
@@ -61,9 +69,12 @@ def decode(lm, corpus: str = "", split: str = "", limit: int = 0, batch_size: in
         raise UserError(f"corpus {corpus!r}, split {split!r}: it has no pair that fits the lengths of the run")
     outputs: list[str] = []
     size = min(batch_size or BATCH, len(chosen))
+    rows = longest_sequence(lm.config)
+    longest = min(run.sequence_length, rows - 1) if rows else run.sequence_length  # the first row is of the decoder's start
     for first in range(0, len(chosen), size):
         ids = [source for _, source in chosen[first : first + size]]
-        outputs += lm.generate(source=_padded(ids, size, run.source_length), temperature=0.0)[: len(ids)]
+        source = _padded(ids, size, run.source_length)
+        outputs += lm.generate(source=source, max_new_tokens=longest, temperature=0.0)[: len(ids)]
         progress(len(ids))
     sources, targets = ([pair[side].decode("utf-8", "replace") for pair, _ in chosen] for side in (0, 1))
     return Decoded(sources, targets, outputs)

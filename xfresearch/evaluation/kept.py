@@ -17,10 +17,11 @@ from xfresearch.runtime.files import exists, inside, read_object, write_json
 
 
 class Kept:
-    """The results of one measurement: the data, the windows, and whether each document has a result of its own."""
+    """The results of one measurement: the data, the windows, how many of them are read (--limit), and whether each document
+    has a result of its own."""
 
     def __init__(self, workdir, data, per_document: bool):
-        measured = json.dumps([settings(data), data.digest, per_document], sort_keys=True)
+        measured = json.dumps([settings(data), data.digest, len(data.rows), per_document], sort_keys=True)
         self.workdir = workdir
         self.folder = inside(workdir, "evaluations", hashlib.sha256(measured.encode()).hexdigest()[:16])
 

@@ -14,11 +14,22 @@ import numpy as np
 
 from xfresearch.data.objectives import Corrupted
 from xfresearch.data.objectives.masked import Masked
+from xfresearch.data.pipeline import spread
 from xfresearch.evaluation.losses import SUMS, on_host, perplexity, summary
 from xfresearch.evaluation.whole_rows import Rows
 from xfresearch.runtime.errors import UserError
 
 COUNT = 64  # sequences by default: each takes as many passes as it has tokens
+
+
+def masked_sequences(data) -> tuple[Corrupted, Masked]:
+    """The sequences of `data` and the objective that masks them. Raises UserError for a model that was not trained on masked
+    tokens."""
+    sequences = getattr(data, "sequences", None)  # a text has none
+    objective = getattr(sequences, "objective", None)
+    if not isinstance(sequences, Corrupted) or not isinstance(objective, Masked):
+        raise UserError("--pseudo-perplexity is not allowed: the model was not trained with data.objective.kind='masked'")
+    return sequences, objective
 
 
 def masked_alone(row: dict[str, np.ndarray], objective: Masked) -> dict[str, np.ndarray]:
@@ -37,13 +48,11 @@ def pseudo_perplexity(
     """`pseudo_perplexity`, with the `pseudo_loss` in nats, its standard error over sequences, and the number of tokens and
     of sequences, `limit` of them spread over those of `data`. `scorer` is from losses.make_scorer. Raises UserError for a
     model that was not trained on masked tokens."""
-    objective = getattr(data.sequences, "objective", None)
-    if not isinstance(data.sequences, Corrupted) or not isinstance(objective, Masked):
-        raise UserError("--pseudo-perplexity is not allowed: the model was not trained with data.objective.kind='masked'")
-    count, total = min(limit, len(data.rows)), len(data.rows)
+    sequences, objective = masked_sequences(data)
+    of_data = spread(len(sequences), len(data.rows))
     losses = []
-    for number in range(count):
-        row = data.sequences.split.read([number * total // count])
+    for number in of_data[spread(len(of_data), limit)]:
+        row = sequences.split.read([number])
         losses.append(_losses(scorer, params, masked_alone(row, objective), batch_size))
         progress(1)
     sums = [(math.fsum(loss_n), 0.0, len(loss_n)) for loss_n in losses]
@@ -53,7 +62,7 @@ def pseudo_perplexity(
         "pseudo_loss": results["loss"],
         "pseudo_standard_error": results["standard_error"],
         "pseudo_tokens": results["tokens"],
-        "pseudo_sequences": count,
+        "pseudo_sequences": len(losses),
     }
 
 

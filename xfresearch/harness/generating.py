@@ -1,10 +1,12 @@
-"""Text generation in batches of prompts of similar length. Each text ends before one of its request's stop strings."""
+"""Text generation in batches of prompts of similar length. Each text ends before one of its request's stop strings. Tokens
+that the model's settings force (models/forced.py) count among its new ones."""
 
 from collections.abc import Iterator, Sequence
 from itertools import cycle, islice
 from typing import NamedTuple
 
 from xfresearch.models import decoding
+from xfresearch.models.forced import forced_in, with_forced
 from xfresearch.models.sampling import Sampling
 from xfresearch.models.sources import padded
 from xfresearch.runtime.errors import UserError
@@ -57,11 +59,15 @@ def complete(
     finished = [False] * len(requests)
     size = placing.round_up(mesh, 1 << (len(requests) - 1).bit_length())  # few sizes: few programs to compile
     prompts = [request.tokens for request in islice(cycle(requests), size)]
+    first, last = forced_in(lm.tokenizer.forced, prompts)
+    prompts, count = [(*prompt, *first) for prompt in prompts], max(0, max_new_tokens - len(first) - (last is not None))
     settings = Sampling(*sampling) if sampling else Sampling(temperature=0.0)
     limits = {"stops": lm.tokenizer.stops, "vocab_size": lm.tokenizer.vocab_size}
     limits |= {"source": padded([*islice(cycle(sources), size)])} if sources else {}
-    for chunk in decoding.generate(lm.config, lm.params, prompts, max_new_tokens, settings, seed, **limits, mesh=mesh):
-        for row, (tokens, request) in enumerate(zip(chunk, requests, strict=False)):  # the rows after are padding
+    chunks = decoding.generate(lm.config, lm.params, prompts, count, settings, seed, **limits, mesh=mesh)
+    own = (chunk[: len(requests)] for chunk in chunks)  # the rows after are padding
+    for chunk in with_forced(own, first, last, lm.tokenizer.stops, len(requests), count):
+        for row, (tokens, request) in enumerate(zip(chunk, requests, strict=True)):
             texts[row] += readers[row].push(tokens)
             # A row of a chunk is shorter than the others if it reached the end-of-text token.
             finished[row] |= len(tokens) < max(map(len, chunk)) or has_stop(texts[row], request.stops)

@@ -82,7 +82,7 @@ def _read(key: str, value):
         if not isinstance(value, bool):
             raise Unsupported(f"config.json: truncate={value!r} of rope_scaling has the wrong type: it must be a boolean")
         return value
-    return number(key, value or 0.0)
+    return number(key, DEFAULTS[key] if value is None else value)  # `transformers` takes them for null too
 
 
 def _check_others(given: dict, scaling: str, read) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from xfresearch.data.labels import open_data_set
-from xfresearch.data.tasks import capo
+from xfresearch.data.tasks import capo, lano
 from xfresearch.data.tasks.lano import GRAMMARS, log_probability
 from xfresearch.data.tasks.task import NO_LABEL
 from xfresearch.runtime.errors import UserError
@@ -152,6 +152,17 @@ def test_lano_divergence_of_the_law_itself_is_zero():
         nll -= math.log(parse_probability(task.levels, tuple(tokens[1:-1])))
     assert task.figures({"loss": nll / labels}, 0, examples)["divergence"] == pytest.approx(0, abs=1e-12)
     assert task.figures({"loss": nll / labels + 0.25}, 0, examples)["divergence"] == pytest.approx(0.25)
+
+
+def test_the_law_is_computed_once_for_all_checkpoints(monkeypatch, capsys):
+    task = open_data_set("lano:depth=3", 60)
+    counted, per_sentence = [], lano.log_probability
+    monkeypatch.setattr(lano, "log_probability", lambda *given: counted.append(given) or per_sentence(*given))
+    found = [task.figures({"loss": 1.0}, 0, task.read("validation", range(20, 26), 60)) for _ in range(3)]
+    assert found[0] == found[1] == found[2] and len(counted) == 6 * (60 // task.longest(60))
+    assert capsys.readouterr().err.count("probabilities of the sentences by the grammar") == 1
+    other = task.figures({"loss": 1.0}, 0, task.read("validation", range(26, 32), 60))
+    assert other != found[0] and len(counted) == 12 * (60 // task.longest(60))
 
 
 def test_capo_people_keep_their_values_and_change_their_templates():

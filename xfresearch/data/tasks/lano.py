@@ -15,7 +15,7 @@ import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import reduce
+from functools import lru_cache, reduce
 from typing import Literal
 
 import numpy as np
@@ -23,6 +23,7 @@ import numpy as np
 from xfresearch.config.fields import option
 from xfresearch.data.tasks.task import Answer, Examples, Sample, Task, next_tokens
 from xfresearch.runtime.errors import require
+from xfresearch.runtime.progress import stage
 
 # Levels from the root. Symbols are separated by |, their rules by spaces; a rule names symbols of the next level by number.
 # From PhysicsLM4, Copyright Meta Platforms, Inc. and affiliates, Apache License 2.0 (data-synthetic-pretrain/Lano-cfg).
@@ -109,13 +110,24 @@ class Lano(Task):
 
     def figures(self, measured: dict, parameters: int, examples: Examples) -> dict[str, float]:
         """The divergence from the exact law, in nats per label. `examples` are those of `measured`."""
-        logs, labels = 0.0, 0
-        for tokens_L, segments_L in zip(examples.tokens, examples.segments, strict=True):
-            for segment in range(1, segments_L.max() + 1):
-                sentence = tokens_L[segments_L == segment][1:-1]
-                logs += log_probability(self.levels, sentence.tolist())
-                labels += len(sentence) + 1
-        return {"divergence": measured["loss"] + logs / labels}
+        sentences = tuple(
+            tuple(tokens_L[segments_L == segment][1:-1].tolist())
+            for tokens_L, segments_L in zip(examples.tokens, examples.segments, strict=True)
+            for segment in range(1, segments_L.max() + 1)
+        )
+        labels = sum(len(sentence) + 1 for sentence in sentences)
+        return {"divergence": measured["loss"] + log_likelihood(self.levels, sentences) / labels}
+
+
+@lru_cache(maxsize=1)  # all checkpoints of a run are measured on the same sentences
+def log_likelihood(levels: Levels, sentences: tuple[tuple[int, ...], ...]) -> float:
+    """The sum of the `log_probability` of all sentences."""
+    total = 0.0
+    with stage("probabilities of the sentences by the grammar", len(sentences), "sentences") as progress:
+        for sentence in sentences:
+            total += log_probability(levels, sentence)
+            progress.update(1)
+    return total
 
 
 def log_probability(levels: Levels, sentence: Sequence[int]) -> float:
