@@ -147,7 +147,8 @@ check_job() {
   commands=$(cd xfresearch && grep -lE '^ *(command\.)?run\(main' ./*.py | sed 's|./||; s|.py$||' | paste -s -d ' ' -)
   [[ -z $module || " $commands " == *" $module "* ]] ||
     fail "xfresearch.$module: there is no such command; the commands are $commands"
-  [[ -z $config || -f ${config%%:*} ]] || fail "--config=$config: there is no such file in the checkout"
+  [[ -z $config || -f ${config%%:*} || -f configs/${config%%:*}.py ]] ||
+    fail "--config=$config: there is no such file in the checkout, and no named config"
 }
 
 # count_jobs: prints how many numbered jobs the job has, which it is asked on this machine, on the CPU.

@@ -103,6 +103,8 @@ def test_a_callback_that_stops_a_run_leaves_a_report_with_its_results(small, tmp
     assert (ended.step, ended.stopped_by) == (2, "good enough")
     said = capsys.readouterr()
     assert "ended after update 2: good enough" in said.err and "held-out bits per byte" in said.out
+    whole = (tmp_path / "report.html").read_text()
+    assert ended.report.read_text() == whole and "xfresearch.evaluate" in whole
 
 
 def test_a_config_may_be_given_as_an_object(run, small, tmp_path):
@@ -216,6 +218,27 @@ def test_a_callback_ends_a_run_that_then_resumes_as_if_it_had_never_stopped(run,
     result = loop.train(config, tmp_path, ByteTokenizer(), callbacks=[resumed])
     assert result.finished and resumed.of("on_start")[0][0].step == ended.step and rows(tmp_path) == rows(whole)
     assert resumed.of("on_evaluation")[-1][1]["best_loss"] == run.recorder.of("on_evaluation")[-1][1]["best_loss"]
+
+
+@pytest.mark.parametrize("hook", ["on_outline", "on_start"])
+def test_a_callback_that_stops_before_the_first_update_ends_the_run_after_it(run, tmp_path, hook):
+    def stop(*_):
+        raise StopTraining("not today")
+
+    stops, after = Callback(), Recorder()
+    setattr(stops, hook, stop)
+    ended = loop.train(run.config, tmp_path, ByteTokenizer(), callbacks=[stops, after])
+    assert (ended.step, ended.stopped_by) == (1, "not today") and store.steps(tmp_path) == [1]
+    assert after.of("on_end") == [(1, "not today")]
+
+
+def test_an_error_that_the_caller_handles_is_no_reason_for_the_end(run, tmp_path):
+    seen = Recorder()
+    try:
+        raise KeyError("of the caller")
+    except KeyError:
+        loop.train(run.config, tmp_path, ByteTokenizer(), callbacks=[seen])
+    assert seen.of("on_end") == [(6, "")]
 
 
 def test_an_error_of_a_callback_is_raised_after_the_state_is_saved(run, tmp_path):

@@ -88,7 +88,8 @@ def main(arguments: list[str]) -> None:
 
 def default_workdir(file: str) -> str:
     """'runs/gpt2-tiny' for 'configs/gpt2.py:tiny'."""
-    return "runs/" + "-".join(Path(part).stem for part in file.split(":"))
+    name, *argument = file.split(":")
+    return "runs/" + "-".join([Path(name).stem, *argument])
 
 
 def train(

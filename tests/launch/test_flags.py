@@ -205,6 +205,12 @@ def test_a_missing_program_is_reported_before_anything_is_run(launcher, tmp_path
     assert dry.returncode == 0 and program in dry.stdout, dry.stderr
 
 
+@pytest.mark.parametrize("name", ["gpt2:tiny", "tasks/sort:tiny"])
+def test_a_job_may_name_a_config_as_the_command_does(launcher, name):
+    done = launcher.run("local.sh", *f"2 --dry-run -- python -m xfresearch.train --config {name} --workdir runs/a".split())
+    assert done.returncode == 0 and f"--config {name}" in done.stdout, done.stderr
+
+
 def test_a_single_host_with_keep_needs_no_bucket(launcher):
     options = f"{TPU_VM} --accelerator v6e-8 --keep --dry-run {TRAIN} --workdir=runs/a"
     assert launcher.run("tpu_vm.sh", *options.split()).returncode == 0

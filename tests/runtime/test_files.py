@@ -1,13 +1,15 @@
 """Files appear whole or not at all, and are on the disk before they get their name."""
 
 import errno
+import json
 import os
 
+import numpy as np
 import pytest
 
 from xfresearch.runtime import files
 from xfresearch.runtime.errors import UserError
-from xfresearch.runtime.files import move_damaged, read_object, write_bytes
+from xfresearch.runtime.files import check_output, move_damaged, read_object, write_bytes, write_json, write_rows
 
 
 @pytest.mark.parametrize("call", ["fsync", "replace"])
@@ -52,3 +54,25 @@ def test_what_is_no_json_object_is_one_line(tmp_path, content):
     (tmp_path / "a.json").write_bytes(content)
     with pytest.raises(UserError, match=rf"^{tmp_path}/a.json: [^\n]+$"):
         read_object(tmp_path / "a.json")
+
+
+@pytest.mark.parametrize("kind", [float, np.float32, np.float64])
+def test_a_number_that_is_not_finite_is_null(tmp_path, kind):
+    values = [kind("nan"), kind("inf"), kind(0.5)]
+    write_json(tmp_path / "a.json", {"loss": values})
+    write_rows(tmp_path / "b.json", {"a": values})
+    refuse = {"parse_constant": lambda name: pytest.fail(name)}
+    assert json.loads((tmp_path / "a.json").read_text(), **refuse) == {"loss": [None, None, 0.5]}
+    assert json.loads((tmp_path / "b.json").read_text(), **refuse) == {"rows": {"a": [None, None, 0.5]}}
+
+
+def test_a_tilde_that_the_shell_left_is_the_home_directory(tmp_path, monkeypatch):
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    check_output("--json", "~/new/r.json")
+    assert list((tmp_path / "new").iterdir()) == []
+    with pytest.raises(UserError, match="it is a directory"):
+        check_output("--json", "~/new")
+    write_json("~/new/r.json", {})
+    assert read_object(tmp_path / "new" / "r.json") == {} and list((tmp_path / "here").iterdir()) == []

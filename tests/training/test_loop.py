@@ -65,6 +65,43 @@ def test_a_fork_that_ends_at_a_checkpoint_without_evaluation_is_evaluated(run, t
     assert again.evaluation == result.evaluation
 
 
+def test_after_a_change_of_the_held_out_text_a_finished_run_is_evaluated_again(run, tmp_path):
+    config, workdir = run
+    shutil.copytree(workdir, tmp_path / "run")
+
+    def again(**changes):
+        """The evaluation of the finished run with these options, and the row of its last update."""
+        changed = replace(config, evaluation=replace(config.evaluation, **changes))
+        figures = loop.train(changed, tmp_path / "run", ByteTokenizer()).evaluation
+        return figures, rows(tmp_path / "run", "evaluation")[-1]
+
+    first, row = again()
+    assert row == rows(workdir, "evaluation")[-1] and again(sequences=2)[1] == row and again(batch_size=4)[1] == row
+    other, changed = again(split="train")
+    assert changed["unix_seconds"] != row["unix_seconds"] and changed["loss"] == other["loss"]
+    assert again(final_sequences=4)[0]["tokens"] == first["tokens"] / 2 and again(every=0)[0] == {}
+    assert again()[0] == first
+
+
+@pytest.mark.parametrize("changes, compared, best", [({}, {6, 9}, 4), ({"split": "train"}, {9}, 8)])
+def test_losses_of_two_texts_are_not_compared(run, tmp_path, monkeypatch, changes, compared, best):
+    """The loss grows with each evaluation, so that the first of one text is the best."""
+    measured, seen = loop.summary, []
+
+    def growing(sums):
+        seen.append(float(len(seen)))
+        return measured(sums) | {"loss": seen[-1]}
+
+    monkeypatch.setattr(loop, "summary", growing)
+    config = replace(run[0], evaluation=replace(run[0].evaluation, every=4, final_sequences=4), steps=6)
+    loop.train(config, tmp_path, ByteTokenizer())
+    config = replace(config, evaluation=replace(config.evaluation, **changes), steps=9)
+    loop.train(config, tmp_path, ByteTokenizer(), fork=True)
+    assert losses(tmp_path) == compared
+    meta = json.loads((store.directory(tmp_path) / "9" / "meta" / "metadata").read_text())
+    assert meta["best"]["best_step"] == best
+
+
 def test_rows_have_the_routing_of_each_layer(run):
     row = rows(run[1], "train")[-1]
     load_RE, margin_R = row["router_load"]["main"], row["router_margin"]["main"]

@@ -53,6 +53,15 @@ def test_schedules_are_those_of_optax(schedule, steps, warmup):
     np.testing.assert_allclose(result, [expected(step) for step in at], rtol=1e-5)
 
 
+@pytest.mark.parametrize("fraction, begins", [(0.5, 55), (0.95, 10), (1.0, 10)])
+def test_wsd_reaches_the_final_rate_although_the_warm_up_leaves_less_than_its_decay(fraction, begins):
+    """110 updates, of which the first 10 are the warm-up. In NumPy: linear from the peak at `begins` to 0.1 at the end."""
+    hyper, at = hyper_of(Config(optimizer=replace(CONFIG, decay_fraction=fraction), steps=110)), np.arange(10, 111)
+    expected = np.interp(at, [begins, 110], [1.0, 0.1])
+    result = jax.vmap(lambda step: learning_rate("wsd", hyper, step))(at)
+    np.testing.assert_allclose(result, expected, rtol=1e-5)
+
+
 def test_in_float64_the_rate_is_exact(x64):
     hyper = hyper_of(Config(optimizer=CONFIG, steps=110))
     expected = 0.1 + 0.9 * (1 + np.cos(np.pi * 37 / 100)) / 2

@@ -15,6 +15,7 @@ from xfresearch.checkpoints.validity import PUBLISHED
 from xfresearch.data.tokenizers import ByteTokenizer
 from xfresearch.run.config_files import parse, read_json
 from xfresearch.runtime.errors import UserError
+from xfresearch.train import default_workdir
 from xfresearch.training import session
 from xfresearch.training.samples import draw_samples
 from xfresearch.training.workdir import record, starts, write_config
@@ -34,6 +35,11 @@ def test_a_mistake_found_before_training_leaves_the_directory_as_it_was(tmp_path
     with pytest.raises(UserError, match="/nowhere"):
         session.run(parse(wrong), str(path), wrong, fork=True)
     assert read_json(path / "config.json") == tiny_config()
+
+
+def test_a_run_has_a_directory_of_its_own_for_each_argument_of_a_config():
+    names = {"configs/gpt2.py:tiny": "gpt2-tiny", "gpt2": "gpt2", "my.py:0.9m": "my-0.9m", "my.py:0.5m": "my-0.5m"}
+    assert {name: default_workdir(name) for name in names} == {name: f"runs/{folder}" for name, folder in names.items()}
 
 
 def test_the_command_to_train_longer_keeps_the_overrides():

@@ -97,22 +97,24 @@ def digest_of(workdir, step: int) -> str:
     return ""
 
 
-def _losses(workdir) -> dict[int, float]:
-    """{step: finite held-out loss} of the good checkpoints that have one. A meta records the losses of all checkpoints that
-    existed when it was saved, because the loss of a step may be measured after its checkpoint was saved."""
+def _losses(workdir, text: str = "") -> dict[int, float]:
+    """{step: finite held-out loss} of the good checkpoints that have one, of this text. A meta records the losses of all
+    checkpoints that existed when it was saved, because the loss of a step may be measured after its checkpoint was saved."""
     metas = {}
     for step in steps(workdir):
         with suppress(OSError, ValueError):  # a damaged checkpoint is not the best one
             metas[step] = json.loads(read_bytes(inside(folder_of(workdir, step), "meta", "metadata")))
-    losses = {int(step): loss for meta in metas.values() for step, loss in meta.get("losses", {}).items()}
+    of_text = [meta for meta in metas.values() if meta.get("best_text", "") == text]
+    losses = {int(step): loss for meta in of_text for step, loss in meta.get("losses", {}).items()}
     return {step: loss for step, loss in losses.items() if step in metas and is_finite(loss)}
 
 
 class Checkpoints:
-    """Writes the checkpoints of a run in the background, and deletes those that its policy (`kept`) does not keep."""
+    """Writes the checkpoints of a run in the background, and deletes those that its policy (`kept`) does not keep. `text`
+    names the text of the held-out losses: those of another text rank nothing."""
 
-    def __init__(self, workdir, config: CheckpointConfig):
-        self.kept = Kept(config, {int(step): loss for step, loss in distributed.shared(_losses(workdir)).items()})
+    def __init__(self, workdir, config: CheckpointConfig, text: str = ""):
+        self.kept = Kept(config, {int(step): loss for step, loss in distributed.shared(_losses(workdir, text)).items()})
         self.config = config
         self.directory = directory(workdir)
         self.ocp = orbax()
@@ -140,7 +142,8 @@ class Checkpoints:
     def save(self, step: int, state: dict, meta: dict, loss: float | None = None) -> str:
         """Waits until the previous checkpoint is written, then starts writing `state`, and returns ''. A state that is not
         good is not written, and the reason is returned. The held-out `loss` ranks the checkpoint. `meta` has the
-        `evaluation` of this state, if it was evaluated. Raises Stopped if a write failed."""
+        `evaluation` of this state, if it was evaluated, and as `best_text` the text of the losses. Raises Stopped if a write
+        failed."""
         self.wait()
         save = self.ocp.args
         items = items_of(state)

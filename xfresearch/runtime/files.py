@@ -220,7 +220,7 @@ def write_bytes(path, content: bytes) -> None:
     """Writes a file atomically: under a temporary name, which is then renamed. It survives a crash of the machine."""
     from etils import epath
 
-    target = epath.Path(path)
+    target = epath.Path(path).expanduser()
     make_directory(target.parent)
     temporary = _temporary(target)
     try:
@@ -272,7 +272,7 @@ def move_damaged(path, reason: str = "") -> Path:
 
 def write_json(path, value) -> None:
     """Writes `value` as JSON, atomically. Numbers that are not finite become null."""
-    write_text(path, json.dumps(finite(value), indent=2, default=float) + "\n")
+    write_text(path, json.dumps(finite(value), indent=2, default=_number) + "\n")
 
 
 def read_object(path, most: int = MOST) -> dict:
@@ -293,7 +293,7 @@ def read_object(path, most: int = MOST) -> dict:
 
 def write_rows(path, rows: dict, name: str = "rows") -> None:
     """Writes {name: rows} as JSON with one row per line. Otherwise like `write_json`."""
-    lines = (f"{json.dumps(key)}: {json.dumps(finite(row), default=float)}" for key, row in rows.items())
+    lines = (f"{json.dumps(key)}: {json.dumps(finite(row), default=_number)}" for key, row in rows.items())
     write_text(path, f"{{{json.dumps(name)}: {{\n" + ",\n".join(lines) + "\n}}\n")
 
 
@@ -306,11 +306,25 @@ def finite(value):
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
+def _number(value):
+    """A number of NumPy or JAX as JSON has it."""
+    return finite(float(value))
+
+
 def check_output(option: str, path: str) -> None:
     """Raises UserError if the file cannot be written. Call it before long work. Creates the parent directory."""
     from etils import epath
 
-    target = epath.Path(path)
+    check_parent(option, path)
+    if epath.Path(path).expanduser().is_dir():
+        raise UserError(f"{option}={path} cannot be written: it is a directory")
+
+
+def check_parent(option: str, path) -> None:
+    """Raises UserError if nothing can be written beside `path`, as for a new directory. Creates the parent directory."""
+    from etils import epath
+
+    target = epath.Path(path).expanduser()  # a shell leaves the ~ of --json=~/a.json
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         temporary = _temporary(target)
@@ -318,8 +332,6 @@ def check_output(option: str, path: str) -> None:
         temporary.unlink()
     except OSError as error:
         raise UserError(f"{option}={path} cannot be written: {error.strerror or error}") from None
-    if target.is_dir():
-        raise UserError(f"{option}={path} cannot be written: it is a directory")
 
 
 @contextmanager

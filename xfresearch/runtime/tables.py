@@ -24,9 +24,10 @@ def to_columns(titles: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> dict
 
 def count(number: float) -> str:
     """A count with three digits and the prefix of its unit: 840 k, 12.3 M, 7.24 G."""
+    rounded = float(f"{number:.3g}")  # 999,600 is 1 M
     for size, prefix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if number >= size:
-            return f"{number / size:.3g} {prefix}"
+        if rounded >= size:
+            return f"{rounded / size:.3g} {prefix}"
     return f"{number:g}"
 
 

@@ -8,8 +8,8 @@
 The console and the trackers (trackers.py) are callbacks too. They run in the first process alone, in the thread of the
 loop, and see numbers that the loop has fetched anyway: a callback never makes the loop wait for the devices.
 
-StopTraining in a hook ends the run as a signal does: its state is saved, and the same call resumes it. Any other exception
-does the same, and is then raised with its stack trace.
+StopTraining in a hook ends the run as a signal does: its state is saved, and the same call resumes it. In `on_outline`
+and `on_start`, it ends the run after one update. Any other exception does the same, and is then raised with its stack trace.
 """
 
 import os
@@ -48,7 +48,7 @@ class Callback:
         """Some lines about model, data, optimizer and devices, before anything is computed."""
 
     def on_start(self, start: Start) -> None:
-        """Before the first update. An exception here ends the run before it begins."""
+        """Before the first update. An exception here, but StopTraining, ends the run before it begins."""
 
     def on_step(self, step: int, figures: Mapping[str, float]) -> None:
         """After every update, when the figures are there, which may be after the next one was started: `loss` (nats),
@@ -82,26 +82,30 @@ class Callbacks:
         self._error: Exception | None = None
 
     def outline(self, text: str) -> None:
+        """Raises what a callback raises but StopTraining, as `start` does: nothing is lost yet."""
         for callback in self._given:
-            callback.on_outline(text)
+            self._tell(callback, "on_outline", text)
 
     def start(self, start: Start) -> None:
-        """Raises what a callback raises: nothing is lost yet."""
         for callback in self._given:
-            callback.on_start(start)
+            self._tell(callback, "on_start", start)
             self._started.append(callback)
 
     def call(self, hook: str, *arguments: object) -> None:
         """Calls a hook of all callbacks. One that fails is not called again."""
         for callback in list(self._started):
             try:
-                getattr(callback, hook)(*arguments)
-            except StopTraining as stop:
-                self._stop(str(stop) or type(callback).__name__)
+                self._tell(callback, hook, *arguments)
             except Exception as error:
                 self._started.remove(callback)
                 self._error = self._error or error
                 self._stop(f"{type(callback).__name__}.{hook} failed: {type(error).__name__}")
+
+    def _tell(self, callback: Callback, hook: str, *arguments: object) -> None:
+        try:
+            getattr(callback, hook)(*arguments)
+        except StopTraining as stop:
+            self._stop(str(stop) or type(callback).__name__)
 
     def _stop(self, reason: str) -> None:
         self.reason = self.reason or reason

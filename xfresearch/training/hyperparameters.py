@@ -41,12 +41,12 @@ def learning_rate(schedule: str, hyper: dict, step):
     step, steps = (jnp.asarray(count, peak.dtype) for count in (step, hyper["steps"]))  # int32 / int32 is float32
     last = peak * hyper["final_fraction"]
     count, after = step - warmup, jnp.maximum(steps - warmup, 1)  # updates since the warm-up, and all that follow it
-    decay = jnp.maximum(jnp.round(hyper["decay_fraction"] * steps), 1)
+    decay = jnp.clip(jnp.round(hyper["decay_fraction"] * steps), 1, after)
     shapes = {
         "constant": lambda: 0.0,
         "cosine": lambda: (1 - jnp.cos(math.pi * _share(count, after))) / 2,
         "linear": lambda: _share(count, after),
-        "wsd": lambda: _share(count - jnp.maximum(after - decay, 0), decay),
+        "wsd": lambda: _share(count - (after - decay), decay),
     }
     rising = peak * jnp.minimum((step + 1) / jnp.maximum(warmup, 1), 1.0)
     return jnp.where(step < warmup, rising, peak + (last - peak) * shapes[schedule]())

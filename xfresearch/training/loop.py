@@ -49,9 +49,9 @@ from xfresearch.training.kernel_choices import kernel_choices
 from xfresearch.training.metrics import Clock, MetricsLog, Silent, bits_per_byte, plain
 from xfresearch.training.monitoring import HostTimes, Profile, utilisation_per_rate
 from xfresearch.training.program import shared_program
-from xfresearch.training.schedule import comparable, due, sequences
+from xfresearch.training.schedule import comparable, due, sequences, text
 from xfresearch.training.stopping import Interrupted, PreemptionNotice, StopSignal, until
-from xfresearch.training.workdir import saved_config, starts, unproductive_time, write_config, write_lineage
+from xfresearch.training.workdir import restore_clock, saved_config, write_config, write_lineage
 
 PANEL_ROWS = 8  # held-out rows of config.log.panel
 MEASUREMENTS = ("evaluation", "panel")  # kinds of rows of metrics.jsonl
@@ -90,10 +90,10 @@ class Run:
             evaluated = config.evaluation.split if config.evaluation.every else None
             self.heldout = prepare(config, evaluated, tokenizer=tokenizer) if evaluated else None
         self.panel = self._panel(make_panel) if config.log.panel else None
+        distributed.handle_preemption(True)  # before compilation, so that a notice during it is not lost
         self.callbacks.outline(outline.of_run(config, self.workdir, self.batches.corpora, self.heldout, self.mesh, kernels))
         self.manifest = manifest.make(self.batches, self.heldout, tokenizer, config_files)
         manifest.require_same_everywhere(self.manifest)
-        distributed.handle_preemption(True)  # before compilation, so that a notice during it is not lost
         self.bytes_per_token = self.batches.bytes_per_token()
         counts_bytes = tokenizer and predicts_next(config.data)
         self.byte_lengths = replicated(self.mesh, tokenizer.byte_lengths) if counts_bytes else None
@@ -103,21 +103,13 @@ class Run:
         with self.clock.measure("compile"), stage("making the state of the run"):
             self.state, meta, self.lineage, self.emergency = begin(config, self.workdir, self.program)
         self.start = int(self.state["step"])
-        self.unmeasured = meta.get("unmeasured", False)  # a notice to stop left out what is due after the update
-        self.evaluated = meta.get("evaluated", self.start)  # the update of the last evaluation
-        if self.start == config.steps and config.evaluation.every:  # a fork may end at a checkpoint that has none
-            self.unmeasured |= self.evaluated != self.start
         if meta and fork and distributed.first():
             say_changes(saved_config(workdir), config, self.start)
         if meta and not fork:
             manifest.require_same(workdir, self.start, meta.get("manifest", {}), self.manifest)
-        self._restore_clock(meta)
+        restore_clock(self.clock, self.workdir, meta)
         self.health = Health(config.training, meta.get("skipped", []))
-        self.checkpoints = store.Checkpoints(workdir, config.checkpoint)
-        self.last_evaluation = meta.get("evaluation", {})
-        measured = self.evaluated == self.start and is_finite(self.last_evaluation.get("loss"))
-        self.checkpoints.kept.proven = self.start if measured else self.start - 1
-        self.best = meta.get("best", {})
+        self._restore_evaluations(meta)
         self.done = self.start  # the last update
         again = MEASUREMENTS if self.unmeasured else ()
         self.log = MetricsLog(workdir, self.start if meta else -1, again) if distributed.first() else Silent()
@@ -139,12 +131,20 @@ class Run:
         assert self.heldout is not None, "evaluation.every=0"
         return self.heldout
 
-    def _restore_clock(self, meta: dict) -> None:
-        """Adds the time that the checkpoint of `meta` has counted, and the time lost since then."""
-        self.clock.restore(meta.get("clock", {}))
-        past = starts(self.workdir)
-        if past:  # `train` called as a library function records no starts
-            self.clock.restore(unproductive_time(past, meta.get("saved_at", past[0]["seconds"])))
+    def _restore_evaluations(self, meta: dict) -> None:
+        """Takes what the checkpoint of `meta` knows of evaluations, except what they have measured on another text."""
+        self.best_text = text(self.config, 0, self.heldout) or meta.get("best_text", "")  # that of all losses compared
+        self.best = meta.get("best", {}) if meta.get("best_text") == self.best_text else {}
+        self.checkpoints = store.Checkpoints(self.workdir, self.config.checkpoint, self.best_text)
+        self.last_evaluation, self.evaluated = meta.get("evaluation", {}), meta.get("evaluated", -1)  # and its update
+        self.evaluated_text = meta.get("evaluated_text", "")
+        measured = self.evaluated == self.start and is_finite(self.last_evaluation.get("loss"))
+        self.checkpoints.kept.proven = self.start if measured else self.start - 1
+        if self.evaluated_text != text(self.config, self.evaluated, self.heldout):
+            self.last_evaluation, self.evaluated = {}, -1
+        self.unmeasured = meta.get("unmeasured", False)  # a notice to stop left out what is due after the update
+        if self.start == self.config.steps and self.config.evaluation.every:  # a fork may end at one without evaluation
+            self.unmeasured |= self.evaluated != self.start
 
     def _local_rows(self, batch_size: int) -> np.ndarray:
         """The rows of a batch that this process reads."""
@@ -252,7 +252,7 @@ class Run:
         if not is_finite(values["loss"]):
             raise self.diverged(f"the held-out loss after update {step} is not finite")
         self.checkpoints.prove(step)
-        self.last_evaluation, self.evaluated = values, step
+        self.last_evaluation, self.evaluated, self.evaluated_text = values, step, text(self.config, step, self.held_out)
         same_text = comparable(self.config, step, len(self.held_out))
         if same_text and values["loss"] < self.best.get("best_loss", math.inf):
             self.best = {"best_loss": values["loss"], "best_step": step}
@@ -284,7 +284,8 @@ class Run:
             self.log.sync()
             meta = {"clock": self.clock.state(), "saved_at": time.time(), "evaluation": self.last_evaluation}
             meta |= {"manifest": self.manifest, "unmeasured": self.unmeasured, "evaluated": self.evaluated}
-            meta |= {"best": self.best, "skipped": self.health.skipped}
+            meta |= {"best": self.best, "best_text": self.best_text, "evaluated_text": self.evaluated_text}
+            meta |= {"skipped": self.health.skipped}
             if in_memory:
                 reason = self.emergency.save(step, self.state, meta)
             else:
@@ -316,7 +317,7 @@ def train(
     raised. Raises Diverged if the loss is not finite or too many updates were skipped, Stopped if a checkpoint cannot be
     written, UserError if config and devices or data do not fit.
     """
-    clock = clock or Clock()
+    clock, outside = clock or Clock(), sys.exception()
     callbacks = default_callbacks(config) if callbacks is None else callbacks
     with clock.measure("start"):
         run = Run(config, workdir, tokenizer, clock, fork, panel, callbacks, config_files)
@@ -345,7 +346,7 @@ def train(
         run.clock.end()
         if run.profile:
             run.profile.close()
-        run.callbacks.end(run.done, _reason(run, stopping))
+        run.callbacks.end(run.done, _reason(run, stopping, outside))
         run.log.close()
         batches.close()
         stopping.restore()
@@ -360,9 +361,10 @@ def default_callbacks(config: Config) -> list[Callback]:
     return [Console(), *trackers.chosen(config)]
 
 
-def _reason(run: Run, stopping) -> str:
-    """Why the run ends before its last update: '' if it does not, or the error that ends it."""
-    if error := sys.exception():
+def _reason(run: Run, stopping, outside: BaseException | None) -> str:
+    """Why the run ends before its last update: '' if it does not, or the error that ends it. The caller may be handling
+    another one, `outside`."""
+    if (error := sys.exception()) and error is not outside:
         return f"{type(error).__name__}: {error}"
     return "" if run.finished else run.callbacks.reason or stopping.received
 

@@ -1,5 +1,6 @@
 """When a run measures, and how much of the held-out text it reads."""
 
+from xfresearch.data.pipeline import Split
 from xfresearch.run.config import Config
 
 
@@ -13,6 +14,14 @@ def sequences(config: Config, step: int, held_out: int) -> int:
     limits = config.evaluation
     limit = limits.final_sequences if step == config.steps else limits.sequences
     return limit if limit < held_out else 0
+
+
+def text(config: Config, step: int, held_out: Split | None) -> str:
+    """What the evaluation after update `step` reads, as a name to compare; '' without held-out data."""
+    if held_out is None:
+        return ""
+    count = sequences(config, step, len(held_out)) or len(held_out)
+    return f"{count} sequences of the {config.evaluation.split} split {held_out.digest}"
 
 
 def comparable(config: Config, step: int, held_out: int) -> bool:

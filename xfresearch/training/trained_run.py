@@ -13,7 +13,7 @@ from xfresearch.run.config_files import read_json
 from xfresearch.runtime.errors import UserError
 from xfresearch.runtime.files import exists, inside
 from xfresearch.runtime.run_rows import Rows
-from xfresearch.training.metrics import read_metrics
+from xfresearch.training.metrics import last_written, read_metrics
 from xfresearch.training.report import write_report
 from xfresearch.training.workdir import lineage, starts
 
@@ -69,9 +69,12 @@ class Run:
 
     @property
     def report(self) -> Path:
-        """The page with curves, samples and config. For a run that has not finished it is written now, without samples."""
-        file = self.workdir / "report.html"
-        return file if exists(file) and self.finished else self._write_report()
+        """The page with curves, samples and config. If there is none of the last row of metrics.jsonl, as after a signal, it
+        is written now, without samples."""
+        file, metrics = self.workdir / "report.html", inside(self.workdir, "metrics.jsonl")
+        newest = last_written(metrics) if exists(metrics) else 0.0
+        whole = exists(file) and file.stat().mtime >= int(newest)  # of an epath, in whole seconds
+        return file if whole else self._write_report()
 
     def _write_report(self) -> Path:
         evaluations = self.history.where(kind="evaluation")

@@ -38,7 +38,7 @@ from xfresearch.runtime.files import (
 from xfresearch.runtime.schema import Maybe, Of, check, is_number
 from xfresearch.training.claims import Busy, claimed
 from xfresearch.training.fork import check_fork
-from xfresearch.training.metrics import last_written
+from xfresearch.training.metrics import Clock, last_written
 
 START = {"seconds": Of(lambda value: is_number(value) and value >= 0, "a time of at least 0"), "gap": float}
 START |= {"finished_before": bool, "machine": dict, "versions": dict, "commit": str, "resumed": Maybe(str)}
@@ -213,6 +213,14 @@ def unproductive_time(all_starts: list[dict], until: float) -> dict[str, float]:
     lost = all_starts[-1]["seconds"] - until - sum(gaps)
     down = sum(gap for gap, start in zip(gaps, later, strict=True) if not start["finished_before"])
     return {"lost": max(lost, 0.0), "down": down}
+
+
+def restore_clock(clock: Clock, path: epath.Path, meta: dict) -> None:
+    """Adds the time that the checkpoint of `meta` has counted, and the time lost since then."""
+    clock.restore(meta.get("clock", {}))
+    past = starts(path)
+    if past:  # `train` called as a library function records no starts
+        clock.restore(unproductive_time(past, meta.get("saved_at", past[0]["seconds"])))
 
 
 def _last_write(path: epath.Path, before: list[dict]) -> float:
