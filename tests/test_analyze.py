@@ -87,6 +87,8 @@ def test_the_list_says_which_analyses_apply(workdir, capsys):
         (["trace", "--text", "b"], "--text is not allowed with trace: it stands for the rows of a corpus"),
         (["attention", "--clean", "a"], "--clean is not allowed with attention: it is a flag of patching"),
         (["patching", "--clean", "a", "--corrupted", "b", "--rows", "3"], "--rows is not allowed with patching: "),
+        (["attention", "--text", "ab", "--rows", "3"], "--rows is not allowed with --text: the texts are the rows"),
+        (["attention", "--text", "ab", "--sequence-length", "3"], "--sequence-length is not allowed with --text: "),
         (["lens", "--tap", "embed"], "--tap is not allowed with lens: it is a flag of features"),
         (["norms", "--train-steps", "3"], "--train-steps is not allowed with norms: it is a flag of features, tuned_lens"),
         (["features", "--tap", "blocks.0.atention.out"], "no such value; did you mean 'blocks.0.attention.out'"),
@@ -107,6 +109,27 @@ def test_mistakes_are_one_line(workdir, arguments, words):
     with pytest.raises(UserError, match=words) as caught:
         analyze.main([*arguments, "--workdir", str(workdir)])
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("file, flags", [("norms", ()), ("notes", ("--to", "notes"))])
+def test_a_directory_that_cannot_be_written_is_an_error_before_the_work(file, flags, tmp_path, monkeypatch):
+    make_run(tmp_path / "run", steps=(10,))
+    (tmp_path / "run" / "analysis").mkdir()
+    for name in ("notes", "run/analysis/norms"):
+        (tmp_path / name).write_text("")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(analyze, "opened", None)
+    with pytest.raises(UserError, match=f"^--{'to' if flags else 'workdir'}=.*{file}/data.json cannot be written: "):
+        analyze.main(["norms", "--workdir", "run", *flags])
+
+
+def test_of_every_step_but_the_last_only_figures_are_kept(workdir, monkeypatch):
+    written = []
+    monkeypatch.setattr(analyze, "write", lambda target, results: written.extend(results))
+    analyze.main(["attention", "--workdir", str(workdir), "--step", "all", "--rows", "1"])
+    first, last = written
+    assert last.pictures and "entropy" in last.data
+    assert not first.pictures and not any(map(np.ndim, first.data.values())) and first.as_dict()["step"] == 10
 
 
 def test_texts_of_pairs(tmp_path, capsys):

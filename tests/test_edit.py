@@ -147,7 +147,7 @@ GOOD = REQUESTS[0]
         (GOOD | {"target_new": 3}, "record 0: target_new=3 is not allowed: it must be a string"),
         (GOOD | {"target_new": ""}, "request 0, 'Ada', has no target_new"),
         (GOOD | {"target_new": "a"}, "target_new='a' is not allowed: it is the object before"),
-        (GOOD | {"target_new": " "}, "target ' ' is not allowed after 'plays Ada'"),
+        (GOOD | {"target_new": " "}, "request 0, 'Ada', has no target_new: it must be the new object"),
         ({"subject": "Ada", "relation": "game", "target_new": "b"}, "'Ada' has no prompt: it must have one, because this"),
         ({"subject": "Ada", "target_new": "b"}, "record 0 has no 'prompt'"),
         (GOOD | {"colour": "red"}, "key 'colour' is not allowed"),
@@ -189,6 +189,7 @@ BOTH = ("blocks.0.feed_forward", "blocks.1.feed_forward")
         (["rome", "--workdir", "RUN", "--draw", "2", "--to", "TO"], "--draw is not allowed"),
         (["rome", "--workdir", "RUN", "--request", "R", "--to", "TO", "--rate", "0.1"], "--rate is not allowed with rome"),
         (["rome", "--workdir", "RUN", "--request", "R", "--to", "RUN"], "RUN already exists"),
+        (["rome", "--workdir", "RUN", "--request", "no.json", "--to", "R/to"], "/requests.json/to cannot be written: "),
         (["rome", "--workdir", "RUN", "--request", "R", "--to", "TO", "--memory", "blocks.9.heads"], "there is no memory"),
         (["finetune", "--workdir", "RUN", "--request", "no.json", "--to", "TO"], "no.json does not exist"),
         (["rome", *ASKED, "--ridge", "-5"], "ridge=-5.0 is not allowed: it must be a number at least 0"),
@@ -203,6 +204,7 @@ BOTH = ("blocks.0.feed_forward", "blocks.1.feed_forward")
 )
 def test_wrong_arguments_are_one_line(arguments, words, here, tmp_path):
     names = {"RUN": str(here / "run"), "TO": str(tmp_path / "to"), "R": str(here / "requests.json")}
+    names["R/to"] = f"{names['R']}/to"
     with pytest.raises(UserError) as caught:
         edit.main([names.get(each, each) for each in arguments])
     assert words.replace("RUN", str(here / "run")) in str(caught.value) and "\n" not in str(caught.value)

@@ -168,6 +168,8 @@ def test_the_rate_excludes_the_chunk_that_waits_for_compilation(monkeypatch):
         (["--step", "15"], "no checkpoint of step 15: it has steps 10, 20"),
         (["--prompt-file", "/nowhere/p.txt"], "--prompt-file=/nowhere/p.txt: No such file"),
         (["--json", "/"], "--json=/ cannot be written"),
+        (["--fill", "--max-new-tokens", "5"], "--max-new-tokens is not allowed with --fill: "),
+        (["--fill", "--temperature", "0", "--top-k", "3"], "--temperature is not allowed with --fill: "),
         (["--promt", "a"], "--promt"),
         (["--source", "a"], r"source is not allowed: this model has no encoder \(model.stacks\)"),
     ],

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from xfresearch.runtime import arguments as flags
 from xfresearch.runtime import command
 from xfresearch.runtime.errors import UserError, nearest
-from xfresearch.runtime.files import exists, files_in, inside, remove, write_json
+from xfresearch.runtime.files import check_output, exists, files_in, inside, remove, write_json
 from xfresearch.runtime.tables import PLUS_MINUS, table
 
 EPILOG = """\
@@ -37,6 +37,7 @@ def main(arguments: list[str]) -> None:
         hint = nearest(options.name, ANALYSES)
         raise UserError(f"analysis {options.name!r} is not allowed: it must be one of {', '.join(ANALYSES)}{hint}")
     target = directory(options)
+    check_output("--to" if options.to else "--workdir", f"{target}/data.json")
     lm = opened(options)
     reason = ANALYSES[options.name].applies(lm.config)
     if reason:
@@ -45,10 +46,11 @@ def main(arguments: list[str]) -> None:
     given = settings(options, analysis)
     if options.step == "all" and analysis.takes("against"):
         given["against"] = lm
-    results = []
+    results: list = []
     for each in steps(options, lm):
         state = {"resume": target / f"unfinished_{each.step}.npz"} if analysis.takes("resume") else {}
-        results.append(analysis.run(each, **given, **state))
+        result = analysis.run(each, **given, **state)
+        results = [*(before.brief() for before in results), result]  # arrays of the last step alone are written
     write(target, results)
     if options.json:
         outcomes = [each.as_dict() for each in results]
@@ -170,6 +172,9 @@ def texts(options, analysis) -> dict:
     if options.data or not (analysis.takes("data") and analysis.takes("source")):
         beside = "--data" if options.data else options.name
         raise UserError(f"--text is not allowed with {beside}: it stands for the rows of a corpus")
+    if options.length is not None or (options.count is not None and not options.corpora):  # those of --corpora are read
+        flag = flags.ARGUMENTS["count" if options.length is None else "length"].flag
+        raise UserError(f"{flag} is not allowed with --text: the texts are the rows, as long as they are")
     return {"data": options.text}
 
 

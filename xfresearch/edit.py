@@ -88,10 +88,15 @@ def parse(arguments: list[str]):
 def edit(options) -> None:
     """Edits a model, and writes it with the report."""
     require_new(options.to, "edit")
+    from etils import epath
+
     from xfresearch import editing
     from xfresearch.data.records import read_records
     from xfresearch.editing.requests import known_facts
     from xfresearch.loading import loading
+    from xfresearch.runtime.files import check_parent
+
+    check_parent("--to", epath.Path(options.to).expanduser())
 
     method = editing.METHODS[options.method]
     given = settings(options, method) | memories(options)

@@ -101,7 +101,11 @@ def parser() -> command.Parser:
 
 
 def parse(arguments: list[str]):
-    options = parser().parse_args(arguments)
+    made = parser()
+    options = made.parse_args(arguments)
+    given = [name for name in SETTINGS if getattr(options, name) != made.get_default(name) and name != "top_k"]
+    if options.fill and given:
+        raise UserError(f"--{given[0].replace('_', '-')} is not allowed with --fill: it is of text that the model continues")
     if options.temperature is None:
         options.temperature = DEFAULT.temperature if options.beams == 1 else 0.0
     for flag, why in (("chat", "a chat template is for prompts"), ("fill", "masks are in prompts")):

@@ -108,6 +108,9 @@ def test_figures_of_planted_weights():
     assert data == pytest.approx(
         {"first": 0.2, "previous": 1.0, "self": 0.0, "distance": 1.0, "entropy": 0.0, "own_value": -1.0}
     )
+    around_LS = (np.eye(6, k=-1) + np.eye(6, k=1)) / 2  # of an encoder: as much before as after
+    data = statistics(values | {"weights": jnp.asarray(around_LS)[None, None]}, sink=False)
+    assert float(data["distance"][0, 0]) == pytest.approx((4 + 0.5) / 5)  # the last token has none after it
     assert statistics({"query": 0}, sink=False) == {} == repetition({}, half=3)
     back_LS = np.zeros((6, 6))
     back_LS[[3, 4, 5], [1, 2, 3]] = 0.7

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tests.tiny_runs import tiny_model
-from xfresearch import analysis
+from xfresearch import UserError, analysis
 from xfresearch.analysis.sequences import Sequences
 from xfresearch.analysis.tuned_lens import train
 
@@ -30,6 +30,11 @@ def test_training_lowers_the_divergence_of_early_layers_on_other_rows():
     assert data["divergence"][-1] == pytest.approx(0, abs=1e-5)
     assert data["tuned_divergence"][-1] == pytest.approx(0, abs=1e-3)
     assert data["matrix"].shape == (2, 32, 32) and data["bias"].shape == (2, 32)
+
+
+def test_it_does_not_apply_to_a_single_layer():
+    with pytest.raises(UserError, match="^tuned_lens does not apply to this model: the model has one layer, "):
+        analysis.tuned_lens(tiny_model("gpt2", model__depth=1), TOKENS_NL, steps=1, training=TOKENS_NL)
 
 
 def test_translators_are_trained_and_the_model_is_not():

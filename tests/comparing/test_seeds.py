@@ -61,6 +61,12 @@ def test_without_two_seeds_of_both_there_is_no_verdict_on_the_change(losses, wor
     assert result[-1]["verdict"] == words and "p" not in result[-1]
 
 
+def test_a_group_with_a_run_that_diverged_has_no_mean():
+    runs = [run("a"), run("b", "moe"), run("b1", "moe", seed=1), run("b2", "moe", seed=2)]
+    group = compare(runs, summaries({"a": 2.0, "b": 3.0, "b1": np.nan, "b2": 3.2}), 0.0)[1]
+    assert np.isnan([group["mean"], group["half"], group["difference"]]).all()
+
+
 def test_a_margin_is_over_seeds_too():
     runs = [run(f"{name}{seed}", {"a": "gpt2", "b": "moe"}[name], seed) for name in "ab" for seed in range(3)]
     losses = {each.path: 2.0 + 0.001 * number for number, each in enumerate(runs)}

@@ -207,7 +207,7 @@ def test_the_published_key_changes_only_the_length(keeps):
     [
         (REQUEST._replace(target_new=""), "request 0, 'Ada', has no target_new"),
         (REQUEST._replace(target_new="a"), "target_new='a' is not allowed: it is the object before"),
-        (REQUEST._replace(target_new=" "), "target ' ' is not allowed after 'Ada plays'"),
+        (REQUEST._replace(target_new=" "), "request 0, 'Ada', has no target_new: it must be the new object"),
     ],
 )
 def test_mistakes_are_one_line_before_anything_is_computed(request_, words, keeps):

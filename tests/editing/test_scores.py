@@ -1,13 +1,16 @@
 """The metrics of edits equal their definitions."""
 
 import math
+import time
 
 import numpy as np
 import pytest
 
 from tests.editing.words import knowing
+from xfresearch.analysis.recall import Scores
 from xfresearch.data.facts import Fact
 from xfresearch.data.records import Record, record_of
+from xfresearch.editing import scores
 from xfresearch.editing.scores import consistency, entropy, harmonic, measure, summary
 from xfresearch.runtime.summaries import bootstrap_interval
 
@@ -41,6 +44,19 @@ def test_every_prompt_of_a_request_counts():
     assert values["paraphrase, score"][0] == 0.5
     assert values["neighbourhood, generated"][0] == values["ripple, score"][0] == pytest.approx(10 / 12)
     assert measure(lm, [request], generate=False, prompts=2).values["paraphrase, score"][0] == 1.0
+
+
+def test_the_cost_of_many_requests_is_linear(monkeypatch):
+    def seconds(count: int) -> float:
+        start = time.process_time()
+        measure(None, [Record("Bea", "{}", "blue", "red")] * count, generate=False)
+        return time.process_time() - start
+
+    def scored(lm, prompts, *_) -> Scores:
+        return Scores(*(np.ones(len(prompts)) for _ in Scores._fields))
+
+    monkeypatch.setattr(scores, "score", scored)
+    assert min(seconds(1000) for _ in range(3)) < 10 * min(seconds(250) for _ in range(3))  # 4 if linear, 16 if quadratic
 
 
 def test_forced_and_generated_objects_differ():

@@ -242,7 +242,7 @@ def attention(values: dict, sink: bool) -> dict:
                 "first": w[b, h, n, 0],
                 "previous": w[b, h, n, n - 1],
                 "self": w[b, h, n, n],
-                "distance": sum(w[b, h, n, s] * (n - s) for s in range(L)),
+                "distance": sum(w[b, h, n, s] * abs(n - s) for s in range(L)),
                 "own_value": o @ v / np.linalg.norm(o) / np.linalg.norm(v),
             }
             rows.append(row | entropy_and_rest(w[b, h, n], m[b, h, n], sink))

@@ -32,7 +32,9 @@ SMALL = {
     "two rungs": ([[1, 1]], 4),
     "two rungs, one varies": ([[1, 5]], 4),
     "six rungs that vary": ([[2, 2, 1.5, 1.5, 1, 1]], 4),
+    "six arms, one varies": ([[1]] * 5 + [[4]], 3),
 }
+MOST = dict.fromkeys(SMALL, 0.06) | {"six arms, one varies": 0.11}  # of the last one docs/studies.md says that it fails
 
 
 def wrong(words_AR, true_AR) -> bool:
@@ -70,7 +72,7 @@ def test_small_studies_keep_the_5_percent(name):
     for _ in range(2000):
         result = simultaneous.intervals(deviation_AR1 * rng.standard_normal((*deviation_AR1.shape[:2], pairs)), draws=1000)
         false += bool((result.p < 0.05).any())
-    assert false / 2000 <= 0.06, false
+    assert false / 2000 <= MOST[name], false
 
 
 @pytest.mark.long

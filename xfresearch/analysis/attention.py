@@ -3,7 +3,7 @@
 Of the weights w_ls of query l on key s, for each head, averaged over the queries of a row except the first one:
 
     first      w_l0: the attention sink (Xiao et al. 2023)     previous   w_l,l-1
-    self       w_ll                                            distance   sum_s w_ls (l - s), in tokens
+    self       w_ll                                            distance   sum_s w_ls |l - s|, in tokens
     slots      sum of the weights of memory slots              sink       weight of a learned or constant sink
     entropy    - sum w log w in nats, over keys and slots      own value  cos of a head's output and its own value
 
@@ -119,7 +119,7 @@ def statistics(values: dict, sink: bool) -> dict:
         "first": w_BHLS[..., 0],
         "previous": (w_BHLS * (distance_LS == 1)).sum(-1),
         "self": (w_BHLS * (distance_LS == 0)).sum(-1),
-        "distance": (w_BHLS * distance_LS).sum(-1),
+        "distance": (w_BHLS * abs(distance_LS)).sum(-1),
         **beside_tokens(w_BHLS, None if m_BHLM is None else wide(m_BHLM), sink),
         **_own_value(values),
     }

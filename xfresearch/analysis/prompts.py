@@ -58,13 +58,13 @@ def target_tokens(lm, text: str, target: str) -> tuple[int, ...]:
     """The tokens that continue `text` by a space and `target`, or of `target` after a source. Raises UserError if there are
     none."""
     if lm.config.encoder:
-        ids = target_ids(lm.config, lm.tokenizer, target.strip())[1:]
+        ids = target_ids(lm.config, lm.tokenizer, target)[1:]
         if not ids:
             raise UserError(f"target {target!r} is not allowed: it must have tokens")
         return tuple(ids)
     before = encode(lm.config, lm.tokenizer, text, "prompt")
-    both = encode(lm.config, lm.tokenizer, f"{text} {target.strip()}", "prompt")
-    if both[: len(before)] != before or len(both) == len(before) or not target.strip():
+    both = encode(lm.config, lm.tokenizer, f"{text} {target}", "prompt")
+    if both[: len(before)] != before or len(both) == len(before) or not target:
         raise UserError(f"target {target!r} is not allowed after {text!r}: it must add tokens to those of the prompt")
     return tuple(both[len(before) :])
 

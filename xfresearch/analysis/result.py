@@ -122,8 +122,13 @@ class Result:
 
     def as_dict(self) -> dict[str, Any]:
         """The summary and the numbers of the data, as values of JSON."""
-        numbers = {name: value for name, value in self.data.items() if np.ndim(value) == 0}
+        numbers = self.brief().data
         return {"analysis": self.name, "about": self.about, "step": self.step, "summary": self.summary, "data": numbers}
+
+    def brief(self) -> "Result":
+        """The summary and the numbers of the data alone, without the arrays, which may be large."""
+        numbers = {name: value for name, value in self.data.items() if np.ndim(value) == 0}
+        return Result(self.name, self.about, self.step, numbers, self.summary)
 
     def save(self, directory: str | os.PathLike[str]) -> None:
         """Writes data.json (numbers), arrays.npz, the pictures, the files and report.html, which has links to the pages."""

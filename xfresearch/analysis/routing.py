@@ -50,7 +50,9 @@ def routing(
     another step of the same run, for `kept`. .data: load, mass [N, E]; together [N, E, E]; corpus_load [corpora, N, E]; and
     entropy, margin, dropped, busiest, by_token, by_position, by_corpus, kept [N]; NaN for layers without experts. Those of
     an encoder are encoder/name. The intervals of .summary are over rows. Raises UserError for data that cannot be read."""
-    parts = [sequences(lm, data, count, length, source=source), *(sequences(lm, each, count, length) for each in corpora)]
+    first = sequences(lm, data, count, length, source=source)
+    length = 0 if first.source is not None else first.tokens_NL.shape[1]  # given rows need not have `length` tokens
+    parts = [first, *(sequences(lm, each, count, length) for each in corpora)]
     rows = concatenated(parts)
     corpus_N = np.repeat(np.arange(len(parts)), list(map(len, parts))) if corpora else None
     stacks = by_stack(chosen_by_tokens(lm.config))

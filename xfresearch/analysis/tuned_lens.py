@@ -34,6 +34,8 @@ def applies(model: ModelConfig) -> str:
     """Why the analysis does not apply to a model; '' if it does."""
     if reason := predicts_next(model):
         return reason
+    if model.depth == 1:  # the figures are means over the layers before the last one, which is the model itself
+        return "the model has one layer, and the lens is of the layers before the last one"
     return "its final norm reads a second stream" if ends_with(model) else ""
 
 

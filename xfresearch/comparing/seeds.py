@@ -30,14 +30,14 @@ def grouped(each: list[Run]) -> list[list[Run]]:
 
 def compare(each: list[Run], summaries: dict[str, dict], margin: float) -> list[dict]:
     """A dict for each group: its runs, seeds and losses, their `mean` (None without losses), `half`, the half width of the
-    mean's interval, and `flops` of training relative to the first group (None if unknown). Groups after the first one have
-    the `difference` of means and a `verdict`, and with at least two seeds of both groups the interval and p. `summaries` has
-    each run's costs and held-out loss."""
+    mean's interval, and `flops` of training relative to the first group (None if unknown). Mean and half are NaN if a loss
+    is: that run diverged. Groups after the first one have the `difference` of means and a `verdict`, and with at least two
+    seeds of both groups the interval and p. `summaries` has each run's costs and held-out loss."""
     compared: list[dict] = []
     for members in grouped(each):
         paths = [run.path for run in members]
         losses = [summaries[path]["held_out"]["value"] for path in paths if summaries[path]["held_out"]]
-        mean, half = mean_interval(losses)
+        mean, half = (math.nan, math.nan) if any(map(math.isnan, losses)) else mean_interval(losses)
         seeds = [run.config.seed if run.rows else None for run in members]
         known = {"losses": losses, "mean": mean if losses else None, "half": half}
         compared.append({"runs": paths, "seeds": seeds, **known, "flops": _flops(summaries[paths[0]])})

@@ -71,12 +71,14 @@ def measure(lm, requests: Sequence[Record], generate: bool = True, seed: int = 0
         "teacher forced": np.where([bool(row[3]) for row in asked], scored.right[: len(asked)], np.nan),
         "generated": np.where([bool(row[3]) for row in asked], scored.recalled[: len(asked)], np.nan),
     }
+    of_kind: dict[str, list[list[int]]] = {kind: [[] for _ in requests] for kind in KINDS}  # rows of each request
+    for row, (number, kind, *_) in enumerate(asked):
+        of_kind[kind][number].append(row)
     values = {}
-    for kind in KINDS:
+    for kind, of_requests in of_kind.items():
         for name, value in measured.items():
-            of = [[value[row] for row, a in enumerate(asked) if a[:2] == (number, kind)] for number in range(len(requests))]
-            values[f"{kind}, {name}"] = np.array([mean_of_known(each) if each else np.nan for each in of])
-    own = [row for row, a in enumerate(asked) if a[1] == "efficacy"]
+            values[f"{kind}, {name}"] = np.array([mean_of_known(value[rows]) for rows in of_requests])
+    own = [row for (row,) in of_kind["efficacy"]]
     new = np.exp(scored.log_probability[own])
     old = np.exp(scored.log_probability[len(asked) :][own])
     old[[not record.target for record in requests]] = np.nan

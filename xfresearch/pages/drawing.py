@@ -20,10 +20,10 @@ NAMES = {"mixer": "attention", "cross": "cross-attention", "feed_forward": "feed
 # Of a drawing that is a file: a page that includes one defines these colours itself.
 COLOURS = """\
 svg { --ink: #1d1c1a; --muted: #6b675f; --wash: #f2efe6; --model: #b23d1c; --training: #86a3ab; --paper: #fbfaf6;
-      --run1: #2b6f96; --run2: #4d7f32; }
+      --rule: #dcd8cd; --run1: #2b6f96; --run2: #4d7f32; }
 @media (prefers-color-scheme: dark) {
   svg { --ink: #ebe7de; --muted: #a09a8e; --wash: #2a2724; --model: #f0875a; --training: #6d8e98; --paper: #171614;
-        --run1: #6fb1d6; --run2: #93c572; } }"""
+        --rule: #3a3731; --run1: #6fb1d6; --run2: #93c572; } }"""
 
 
 @dataclass
