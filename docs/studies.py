@@ -74,11 +74,11 @@ ANSWERS = {  # page of docs/questions: its studies
 }
 
 HEADLINES = {  # of the README: what was changed: study, arm, and the size if it is not all of them
-    "W_O W_1 as one matrix, no norm or skip": ("w_o_layouts", "fused_output", ""),
+    "W_O W_1 as one matrix, no norm or skip between": ("w_o_layouts", "fused_output", ""),
     "identity for W_Q, RoPE": ("w_q", "identity", ""),
     "16 layers of one head": ("single_heads", "thin", ""),
     "RMSNorm": ("norms", "rms", ""),
-    "DyT": ("norms", "dyt", ""),
+    "DyT, alpha of 1 at first": ("norms", "dyt", ""),
     "memory slots": ("memory", "all_attention", ""),
     "SwiGLU": ("activations_tuned", "swiglu", ""),
     "GELU": ("activations_tuned", "gelu", ""),
