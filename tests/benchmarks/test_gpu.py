@@ -77,8 +77,8 @@ def test_the_outcome_of_a_row(tmp_path, program, status, words):
 )
 def test_kernel_tests_that_could_not_start_have_failed(cases, code, problems):
     counts = " ".join(f'{name}="{cases.count("<" + tag)}"' for name, tag in (("skipped", "skipped"), ("errors", "error")))
-    tree = ElementTree.ElementTree(ElementTree.fromstring(f'<testsuite tests="1" {counts}>{cases}</testsuite>'))
-    assert gpu_rows.of_tests(tree, code)["problems"] == problems
+    tests = ElementTree.fromstring(f'<testsuites><testsuite tests="1" {counts}>{cases}</testsuite></testsuites>')
+    assert gpu_rows.of_tests(tests, code)["problems"] == problems
 
 
 def test_the_file_is_whole_after_every_row_and_late_rows_are_left_out(tmp_path, monkeypatch, capsys):

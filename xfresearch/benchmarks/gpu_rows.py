@@ -174,10 +174,10 @@ def kernel_tests(*_) -> dict:
         command = [sys.executable, "-m", "pytest", "-vv", "-m", "gpu", "-p", "no:cacheprovider", f"--junitxml={report}"]
         own = {"JAX_PLATFORMS": os.environ.get("JAX_PLATFORMS", "cuda,cpu"), "XLA_FLAGS": os.environ.get("XLA_FLAGS", "")}
         code = subprocess.run([*command, *gpu_test_files()], env=os.environ | own).returncode
-        return of_tests(ElementTree.parse(report), code)
+        return of_tests(ElementTree.parse(report).getroot(), code)
 
 
-def of_tests(cases: ElementTree.ElementTree, code: int) -> dict:
+def of_tests(cases: ElementTree.Element, code: int) -> dict:
     """The figures of a report of pytest, which calls a test that could not start an error and no failure. code: its exit
     status."""
     counts = next(cases.iter("testsuite")).attrib

@@ -58,7 +58,7 @@ class _Logs(NamedTuple):
     is left, with their degrees of freedom."""
 
     centre: np.ndarray
-    count: np.ndarray
+    number: np.ndarray
     squares: np.ndarray
     left: int
 
@@ -68,10 +68,10 @@ def _logs(variances_AR: np.ndarray, freedom: float) -> _Logs:
     with np.errstate(invalid="ignore"):
         z_AR = np.log(variances_AR) - special.digamma(freedom / 2) + math.log(freedom / 2)
     axis = -1 if variances_AR.shape[-1] > 1 else -2
-    count = known.sum(axis, keepdims=True)
-    centre = np.where(known, z_AR, 0.0).sum(axis, keepdims=True) / np.maximum(count, 1)
-    left = int((known.sum((-2, -1)) - (count > 0).sum((-2, -1))).max())
-    return _Logs(centre, count, np.where(known, np.square(z_AR - centre), 0.0).sum((-2, -1)), left)
+    number = known.sum(axis, keepdims=True)
+    centre = np.where(known, z_AR, 0.0).sum(axis, keepdims=True) / np.maximum(number, 1)
+    left = int((known.sum((-2, -1)) - (number > 0).sum((-2, -1))).max())
+    return _Logs(centre, number, np.where(known, np.square(z_AR - centre), 0.0).sum((-2, -1)), left)
 
 
 def _typical(centre, prior):
@@ -102,7 +102,7 @@ def drawn_variances(variances_AR: np.ndarray, freedom: float, draws: int, rng: n
     below_B = rng.random(draws) * special.gammainc(half, squares / (2 * least))
     total_B11 = (squares / (2 * special.gammaincinv(half, below_B)))[:, None, None]
     prior_B11 = 2 * inverse_trigamma(np.minimum(total_B11 - of_chance, DIFFER))
-    error = np.sqrt(np.minimum(total_B11, DIFFER) / np.maximum(logs.count, 1))
+    error = np.sqrt(np.minimum(total_B11, DIFFER) / np.maximum(logs.number, 1))
     centre = logs.centre + error * rng.standard_normal((draws, *logs.centre.shape))
     scale_BAR = (prior_B11 * _typical(centre, prior_B11) + freedom * variances_AR) / (prior_B11 + freedom)
     total = prior_B11 + freedom
