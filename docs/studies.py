@@ -208,7 +208,7 @@ def shared() -> str:
         if len(arms) > 1:
             sizes.setdefault(tuple(arms), []).append(", ".join(dict.fromkeys(arms.values())))
     rows = [[" and ".join(of), "; ".join(arms)] for arms, of in sorted(sizes.items(), key=lambda each: -len(each[0]))]
-    return in_markdown(["at size", "the same five runs"], rows) + "\n"
+    return in_markdown(["at size", "the same runs"], rows) + "\n"
 
 
 def machines() -> str:
