@@ -74,9 +74,11 @@ def _logs(variances_AR: np.ndarray, freedom: float) -> _Logs:
     return _Logs(centre, number, np.where(known, np.square(z_AR - centre), 0.0).sum((-2, -1)), left)
 
 
-def _typical(centre, prior):
-    """The scale of a scaled inverse chi-squared distribution, of the mean of the log and the degrees of freedom."""
-    return np.exp(centre + special.digamma(prior / 2) - np.log(prior / 2))
+def _moved(variances: np.ndarray, freedom: float, centre: np.ndarray, prior: np.ndarray) -> np.ndarray:
+    """Variances that are moved towards the scale of their distribution, whose logs have the mean `centre`; prior: its
+    degrees of freedom (Smyth 2004, eq. 5)."""
+    scale = np.exp(centre + special.digamma(prior / 2) - np.log(prior / 2))
+    return (prior * scale + freedom * variances) / (prior + freedom)
 
 
 def shared_variances(variances_AR: np.ndarray, freedom: float) -> np.ndarray:
@@ -87,7 +89,7 @@ def shared_variances(variances_AR: np.ndarray, freedom: float) -> np.ndarray:
         return variances_AR
     excess = logs.squares / logs.left - special.polygamma(1, freedom / 2)
     prior = 2 * inverse_trigamma(np.maximum(excess, AGREE))[..., None, None]
-    return (prior * _typical(logs.centre, prior) + freedom * variances_AR) / (prior + freedom)
+    return _moved(variances_AR, freedom, logs.centre, prior)
 
 
 def drawn_variances(variances_AR: np.ndarray, freedom: float, draws: int, rng: np.random.Generator) -> np.ndarray:
@@ -104,9 +106,8 @@ def drawn_variances(variances_AR: np.ndarray, freedom: float, draws: int, rng: n
     prior_B11 = 2 * inverse_trigamma(np.minimum(total_B11 - of_chance, DIFFER))
     error = np.sqrt(np.minimum(total_B11, DIFFER) / np.maximum(logs.number, 1))
     centre = logs.centre + error * rng.standard_normal((draws, *logs.centre.shape))
-    scale_BAR = (prior_B11 * _typical(centre, prior_B11) + freedom * variances_AR) / (prior_B11 + freedom)
-    total = prior_B11 + freedom
-    return scale_BAR * total / rng.chisquare(np.broadcast_to(total, shape))
+    whole_BAR = np.broadcast_to(prior_B11 + freedom, shape)
+    return _moved(variances_AR, freedom, centre, prior_B11) * whole_BAR / rng.chisquare(whole_BAR)
 
 
 def inverse_trigamma(y: np.ndarray) -> np.ndarray:
