@@ -6,7 +6,7 @@ from itertools import cycle, islice
 from typing import NamedTuple
 
 from xfresearch.models import decoding
-from xfresearch.models.forced import forced_in, with_forced
+from xfresearch.models.forced import begun, with_forced
 from xfresearch.models.sampling import Sampling
 from xfresearch.models.sources import padded
 from xfresearch.runtime.errors import UserError
@@ -58,9 +58,8 @@ def complete(
     readers = [lm.tokenizer.decode_stream() for _ in requests]
     finished = [False] * len(requests)
     size = placing.round_up(mesh, 1 << (len(requests) - 1).bit_length())  # few sizes: few programs to compile
-    prompts = [request.tokens for request in islice(cycle(requests), size)]
-    first, last = forced_in(lm.tokenizer.forced, prompts)
-    prompts, count = [(*prompt, *first) for prompt in prompts], max(0, max_new_tokens - len(first) - (last is not None))
+    asked = [request.tokens for request in islice(cycle(requests), size)]
+    prompts, count, first, last = begun(lm.tokenizer.forced, asked, max_new_tokens)
     settings = Sampling(*sampling) if sampling else Sampling(temperature=0.0)
     limits = {"stops": lm.tokenizer.stops, "vocab_size": lm.tokenizer.vocab_size}
     limits |= {"source": padded([*islice(cycle(sources), size)])} if sources else {}

@@ -8,7 +8,7 @@ from typing import Any
 from xfresearch.data.tokenizers import Tokenizer
 from xfresearch.models import beams, decoding
 from xfresearch.models.context import Source
-from xfresearch.models.forced import forced_in, with_forced
+from xfresearch.models.forced import begun, with_forced
 from xfresearch.models.inputs import patches
 from xfresearch.models.model_config import LIMITS, ModelConfig, longest_sequence
 from xfresearch.models.sampling import Beams, Sampling
@@ -46,8 +46,7 @@ def generated(
             raise UserError("replace is not allowed with beams: a value of a tap would be that of several beams")
         limits |= {"forced": tokenizer.forced}
         return iter([[best.tokens for best in beams.search(model, params, tokens, count, how, **limits)]])
-    first, last = forced_in(tokenizer.forced, tokens)
-    tokens, count = [[*each, *first] for each in tokens], max(0, count - len(first) - (last is not None))
+    tokens, count, first, last = begun(tokenizer.forced, tokens, count)
     sizes = (len(tokens), longest + len(first), *(source.tokens_BS.shape[1:] if source else ()))
     taps = request(model, (), patches(model, replace, *sizes))
     chunks = decoding.generate(model, params, tokens, count, how, seeds, **limits, taps=taps)

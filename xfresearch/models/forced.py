@@ -14,6 +14,16 @@ def forced_in(forced: Forced, prompts: Sequence[Sequence[int]]) -> tuple[list[in
     return [first] if first is not None and all(len(prompt) == 1 for prompt in prompts) else [], last
 
 
+def begun(
+    forced: Forced, prompts: Sequence[Sequence[int]], count: int
+) -> tuple[list[list[int]], int, list[int], int | None]:
+    """The prompts with the first token, the number of tokens that are left to generate of `count`, and the forced tokens, as
+    `with_forced` takes them."""
+    first, last = forced_in(forced, prompts)
+    left = max(0, count - len(first) - (last is not None))
+    return [[*prompt, *first] for prompt in prompts], left, first, last
+
+
 def with_forced(
     chunks: Iterator[list[list[int]]], first: list[int], last: int | None, stops: tuple[int, ...], rows: int, count: int
 ) -> Iterator[list[list[int]]]:
