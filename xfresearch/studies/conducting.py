@@ -13,7 +13,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from etils import epath
 
-from xfresearch.config.comparing import fingerprint
 from xfresearch.run.config import Config
 from xfresearch.runtime.errors import UserError
 from xfresearch.runtime.files import exists, found_in, inside, read_object, write_json, write_rows
@@ -28,6 +27,7 @@ from xfresearch.studies.matching import Matched
 from xfresearch.studies.running import RUNS_FILE, Store, deciding, read_runs, run_trial, seconds, tidy
 from xfresearch.studies.tracking import Record
 from xfresearch.training.claims import Busy
+from xfresearch.training.timing import same_seconds
 
 WAIT = 2.0  # seconds, if all runs that are ready are in other processes
 DESIGN, RESULTS, SECONDS = "study.json", "results.json", "seconds.json"
@@ -92,7 +92,8 @@ def read_seconds(study: Study, workdir, configs: Mapping[Cell, Config]) -> dict[
     the baseline, so its time counts only beside the baseline's of that moment."""
     updates = _times(workdir)["updates"]
     known = {cell: updates.get("/".join(cell), {}) for cell in configs}
-    known_seconds = {cell: each["seconds"] for cell, each in known.items() if each.get("config") == _timed(configs[cell])}
+    now = {cell: same_seconds(config) for cell, config in configs.items()}
+    known_seconds = {cell: each["seconds"] for cell, each in known.items() if each.get("config") == now[cell]}
     return {cell: value for cell, value in known_seconds.items() if Cell(cell.rung, study.baseline) in known_seconds}
 
 
@@ -102,14 +103,8 @@ def keep_seconds(study: Study, timed: Mapping[Cell, float], configs: Mapping[Cel
 
     known = read_seconds(study, workdir, configs)
     machine = (known and _times(workdir).get("machine")) or outcome.machine(describe_machine())
-    updates = {"/".join(cell): {"seconds": value, "config": _timed(configs[cell])} for cell, value in timed.items()}
+    updates = {"/".join(cell): {"seconds": value, "config": same_seconds(configs[cell])} for cell, value in timed.items()}
     write_json(epath.Path(workdir) / SECONDS, {"machine": machine, "updates": updates})
-
-
-def _timed(config: Config) -> str:
-    """A digest of the options that decide how long an update takes."""
-    without, also = ("seed", "steps", "optimizer.learning_rate"), ("model.", "training.", "mesh.")
-    return fingerprint(config, without=without, also=also)
 
 
 def _times(workdir) -> dict:

@@ -12,7 +12,7 @@ from xfresearch.studies.design import Study, rungs
 from xfresearch.studies.matching import Matched, all_matched
 from xfresearch.studies.matching import ladder as ladder_of
 from xfresearch.studies.simultaneous import chance_of_equivalent, detectable, typical_critical
-from xfresearch.training.timing import relative_seconds, seconds_per_update
+from xfresearch.training.timing import relative_seconds, same_seconds, seconds_per_update
 
 
 class Plan(NamedTuple):
@@ -26,19 +26,26 @@ class Plan(NamedTuple):
 
 def timings(study: Study, configs: Mapping[Cell, Config], known: Mapping[Cell, float]) -> dict[Cell, float]:
     """The seconds of an update of each cell on this machine: those that are known, and for the others, such as an arm that
-    was added, as many times the baseline's as is measured now. known: no arm without the baseline at its size."""
+    was added, as many times the baseline's as is measured now. Cells that differ in their number of updates alone are timed
+    once. known: no arm without the baseline at its size."""
     seconds = dict(known)
     missing = [cell for cell in configs if cell not in known]
     if not missing:
         return seconds
-    with stage("timing updates", len(missing), "cells") as progress:
+    baseline = {cell: Cell(cell.rung, study.baseline) for cell in configs}
+    kind = {cell: (same_seconds(configs[cell]), same_seconds(configs[baseline[cell]])) for cell in configs}
+    ratios = {kind[cell]: value / known[baseline[cell]] for cell, value in known.items()}
+    of_baselines = {kind[cell]: value for cell, value in known.items() if cell == baseline[cell]}
+    with stage("timing updates", len({kind[cell] for cell in missing}), "configs") as progress:
         for cell in missing:
-            baseline = Cell(cell.rung, study.baseline)
-            if baseline not in seconds:
-                seconds[baseline] = seconds_per_update(configs[baseline])
-            if cell != baseline:
-                seconds[cell] = seconds[baseline] * relative_seconds(configs[cell], configs[baseline])
-            progress.update(1)
+            if kind[base := baseline[cell]] not in of_baselines:
+                of_baselines[kind[base]], ratios[kind[base]] = seconds_per_update(configs[base]), 1.0
+                progress.update(1)
+            if kind[cell] not in ratios:
+                ratios[kind[cell]] = relative_seconds(configs[cell], configs[base])
+                progress.update(1)
+            seconds.setdefault(base, of_baselines[kind[base]])
+            seconds[cell] = seconds[base] * ratios[kind[cell]]
     return seconds
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from xfresearch.config.comparing import fingerprint
 from xfresearch.run.config import Config
 
 DOCUMENTS = 3  # of a sequence of random tokens
@@ -113,6 +114,12 @@ def seconds_per_update(config: Config, runs: int = 1) -> float:
     """Seconds of the fastest of UPDATES updates, after one that compiles. runs: as those of a Timer."""
     timer = Timer(config, runs)
     return min(timer() for _ in range(UPDATES))
+
+
+def same_seconds(config: Config) -> str:
+    """A digest of the options that decide how long an update takes: configs with the same one are timed once."""
+    without, also = ("seed", "steps", "optimizer.learning_rate"), ("model.", "training.", "mesh.")
+    return fingerprint(config, without=without, also=also)
 
 
 def relative_seconds(config: Config, baseline: Config) -> float:
