@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.studies.tiny import run
+from tests.studies.tiny import fake_times, run
 from xfresearch import study
 from xfresearch.runtime.errors import UserError
 from xfresearch.runtime.files import read_object, write_json
@@ -333,61 +333,6 @@ def test_seconds_are_those_of_updates_that_were_timed(config, finished, tmp_path
     assert "updates were not timed;" in capsys.readouterr().out
     run(config, tmp_path, "--time")  # which times them
     assert "minutes of training for what is left, where the updates were timed" in capsys.readouterr().out
-
-
-def test_equal_seconds_are_those_of_the_first_start(config, tmp_path, monkeypatch):
-    speeds = {"base": 1.0, "parallel": 0.75}
-    fake_times(monkeypatch, speeds)
-    size = "('steps=3','model.width=16','model.depth=1')"
-    flags = "--config.match=seconds", "--config.solve=steps", f"--config.sizes.tiny={size}"
-    with pytest.raises(UserError, match="--job=0 is not allowed with config.match='seconds' before updates were timed"):
-        run(config, tmp_path, *flags, "--job=0")
-    planned = []
-    monkeypatch.setattr(conducting, "conduct", lambda ladder, store, solved, *_: planned.append(solved) or {})
-    run(config, tmp_path, *flags, "--time")  # measures and keeps them
-    run(config, tmp_path, *flags, "--job=0")
-    speeds["parallel"] = 3.0
-    run(config, tmp_path, *flags, "--job=1")
-    for solved in planned:
-        arm = solved[Cell("tiny", "parallel")]
-        assert arm.config.steps == 4 and arm.mismatch == 0
-    assert len(planned) == 2
-    updates = read_object(tmp_path / "seconds.json")["updates"]
-    assert {cell: each["seconds"] for cell, each in updates.items()} == {"tiny/base": 1.0, "tiny/parallel": 0.75}
-
-
-def test_an_arm_that_is_added_is_timed_beside_the_baseline(config, monkeypatch):
-    fake_times(monkeypatch, {"base": 0.5, "parallel": 0.5, "no_norm_between": 0.75})  # the machine is twice as fast now
-    study = design.read(config)
-    study.arms["other"] = ("model.blocks.main.layout=no_norm_between",)
-    base, parallel, other = (Cell("tiny", arm) for arm in study.arms)
-    known = {base: 1.0, parallel: 0.75}
-    cells = {cell: design.config_of(study, *cell) for cell in (base, parallel, other)}
-    assert study_plan.timings(study, cells, known) == {base: 1.0, parallel: 0.75, other: 1.5}
-
-
-def test_cells_that_differ_in_the_number_of_updates_alone_are_timed_once(config, monkeypatch):
-    timed = fake_times(monkeypatch, {"base": 0.5, "parallel": 0.75})
-    study = replace(design.read(config), budgets=(2.0, 4.0))
-    names = [(rung, arm) for rung in ("tiny-x2", "tiny-x4") for arm in study.arms]
-    seconds = study_plan.timings(study, {Cell(*name): design.config_of(study, *name) for name in names}, {})
-    assert seconds == {Cell(rung, arm): {"base": 0.5, "parallel": 0.75}[arm] for rung, arm in names}
-    assert timed == ["base", "parallel", "base"]  # the baseline, and then both in turns
-
-
-def fake_times(monkeypatch, speeds: dict[str, float]) -> list[str]:
-    """Updates of the arms take these seconds. A config of the tiny study is told by its layout. Returns a list that will
-    have the arms in the order in which they are timed."""
-    timed = []
-
-    def seconds(config) -> float:
-        layout = config.model.blocks["main"].layout
-        timed.append({"pre_norm": "base"}.get(layout, layout))
-        return speeds[timed[-1]]
-
-    monkeypatch.setattr(study_plan, "seconds_per_update", seconds)
-    monkeypatch.setattr(study_plan, "relative_seconds", lambda config, baseline: seconds(config) / seconds(baseline))
-    return timed
 
 
 def test_existing_runs_have_a_report_too(finished, tmp_path):

@@ -35,3 +35,18 @@ def time_nothing(monkeypatch) -> None:
     """Updates of all arms take a second."""
     monkeypatch.setattr(study_plan, "seconds_per_update", lambda config: 1.0)
     monkeypatch.setattr(study_plan, "relative_seconds", lambda config, baseline: 1.0)
+
+
+def fake_times(monkeypatch, speeds: dict[str, float]) -> list[str]:
+    """Updates of the arms take these seconds. A config of the tiny study is told by its layout. Returns a list that will
+    have the arms in the order in which they are timed."""
+    timed = []
+
+    def seconds(config) -> float:
+        layout = config.model.blocks["main"].layout
+        timed.append({"pre_norm": "base"}.get(layout, layout))
+        return speeds[timed[-1]]
+
+    monkeypatch.setattr(study_plan, "seconds_per_update", seconds)
+    monkeypatch.setattr(study_plan, "relative_seconds", lambda config, baseline: seconds(config) / seconds(baseline))
+    return timed
