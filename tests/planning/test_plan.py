@@ -38,7 +38,7 @@ def test_a_mesh_without_topology_is_checked_without_devices(capsys, tmp_path):
     assert written["mesh"] == {"data": 1, "fsdp": 4, "expert": 1, "tensor": 2, "context": 1}
     norms = 5 * 32  # sharded over fsdp only
     assert written["parts"]["parameters"] == 4 * (norms / 4 + (written["parameters"] - norms) / 8)
-    assert written["parts"]["optimiser"] == 2 * written["parts"]["parameters"] + 4 * 10  # two moments, ten scalars
+    assert written["parts"]["optimizer"] == 2 * written["parts"]["parameters"] + 4 * 10  # two moments, ten scalars
 
 
 def test_a_model_with_two_stacks_is_checked_with_the_activations_of_both(monkeypatch):
@@ -242,7 +242,7 @@ def test_the_formula_has_the_collectives_of_each_axis():
     assert by_axes["all-gather", ("context",)].payload == rows * 64 * 2 * 2 * 8 * 4 / 2  # 2 key heads of size 8
     assert len(by_axes["all-gather", ("fsdp",)].group) == 2
     whole = sum(plans.device_memory.state_bytes(result.state).values())
-    assert result.memory["parameters"] + result.memory["optimiser"] == whole
+    assert result.memory["parameters"] + result.memory["optimizer"] == whole
 
 
 @pytest.mark.parametrize(

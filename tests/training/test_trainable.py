@@ -86,7 +86,7 @@ def test_a_plan_counts_the_state_and_gradients_of_trained_parameters_alone():
     trained = 4 * size(trainable(training(make_config(), *PATTERNS).optimizer, part.state["params"])[0])
     assert part.memory["parameters"] == all_of_it.memory["parameters"] == all_of_it.memory["gradients"]
     assert part.memory["gradients"] == trained
-    assert part.memory["optimiser"] == 2 * trained + 4 * 10  # two moments, three counters, seven numbers of the run
+    assert part.memory["optimizer"] == 2 * trained + 4 * 10  # two moments, three counters, seven numbers of the run
     assert part.flops < all_of_it.flops
 
 

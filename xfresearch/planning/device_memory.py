@@ -25,7 +25,7 @@ def shard_bytes(leaf) -> int:
 def state_bytes(state) -> dict[str, int]:
     """Bytes per device of the parameters and of the optimizer's state, which includes averaged parameters."""
     parts = {name: sum(map(shard_bytes, jax.tree.leaves(tree))) for name, tree in state.items()}
-    return {"parameters": parts.pop("params"), "optimiser": sum(parts.values())}
+    return {"parameters": parts.pop("params"), "optimizer": sum(parts.values())}
 
 
 def largest_of_state(state, count: int) -> list[tuple[str, str, int]]:

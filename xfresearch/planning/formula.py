@@ -280,7 +280,7 @@ def _works(config: Config, sizes: dict, state, weights: list, flops: tuple, kept
     moved = microbatches * sum(w.gathered * (2 + w.trained + recompute) for w in weights)
     moved += 2 * microbatches * (_sum(everything) * (1 + recompute) + (_sum(kept) if recompute else 0))
     trained = sum(w.shard for w in weights if w.trained)
-    update = 2 * (device_memory.state_bytes(state)["optimiser"] + trained) + 2 * trained
+    update = 2 * (device_memory.state_bytes(state)["optimizer"] + trained) + 2 * trained
     shards = sizes["fsdp"] * sizes["expert"] * sizes["tensor"]  # replicas all compute the same update
     return [
         Work("passes", "forward and backward", 1, flops[0] / devices, moved),

@@ -131,7 +131,7 @@ def _memory_of_failed(config: Config, mesh: dict, state, traced, failed: compili
 
 def advice(config: Config, mesh: dict[str, int], parts: dict, available: float) -> list[str]:
     """Changes to try if a plan does not fit, the cheapest first."""
-    state = parts["parameters"] + parts["optimiser"]
+    state = parts["parameters"] + parts["optimizer"]
     rows = config.batch_size // (row_parts(mesh) * config.training.accumulate)
     lines = []
     if state > 0.4 * available and mesh["data"] > 1:
