@@ -241,6 +241,18 @@ def test_a_lineage_that_the_disk_cannot_read_is_not_dropped(tmp_path, monkeypatc
         lineage(path)
 
 
+def test_the_lineage_is_that_of_the_newest_beginning(workdir):
+    """Also of a run whose only checkpoints are in the memory of its machines."""
+    trained = {"path": "runs/a", "kind": "run", "step": 10, "digest": "0123"}
+    record(workdir, tiny_config(), fork=False)
+    write_config(workdir, tiny_config(), ByteTokenizer())
+    write_lineage(workdir, [trained])
+    record(workdir, tiny_config(), fork=False)
+    assert lineage(workdir) == [trained] and len(starts(workdir)) == 2
+    write_lineage(workdir, [])
+    assert lineage(workdir) == [] and len(starts(workdir)) == 2
+
+
 @pytest.mark.parametrize("taken", ["run", "run/.lock"])
 def test_a_directory_that_cannot_be_written_is_refused(tmp_path, taken):
     """A file at the path of the directory, or a directory at the path of its lock."""

@@ -102,7 +102,7 @@ class Run:
         self.program = shared_program(config, self.mesh)
         with self.clock.measure("compile"), stage("making the state of the run"):
             self.state, meta, self.lineage, self.emergency = begin(config, self.workdir, self.program)
-        self.start = int(self.state["step"])
+        self.start, self.restored = int(self.state["step"]), bool(meta)
         if meta and fork and distributed.first():
             say_changes(saved_config(workdir), config, self.start)
         if meta and not fork:
@@ -327,7 +327,7 @@ def train(
                 step_function = alone_at_first(run.program.compiled_update)
         # Only now: a config with a mistake must not become the config of the directory.
         distributed.run_on_first(lambda: write_config(run.workdir, config, tokenizer), "writing the config")
-        if run.lineage:
+        if not run.restored:
             distributed.run_on_first(lambda: write_lineage(run.workdir, run.lineage), "writing the lineage")
     if not step_function and not run.unmeasured:
         run.emergency.clear()

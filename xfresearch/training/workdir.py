@@ -136,7 +136,7 @@ def record(
         "versions": versions(),
         "machine": describe_machine(),
     }
-    write_json(path / "run.json", {"starts": [*before, start], "lineage": lineage(path) if steps else []})
+    write_json(path / "run.json", {"starts": [*before, start], "lineage": lineage(path) if before else []})
 
 
 def saved_config(workdir) -> Config | None:
@@ -179,8 +179,10 @@ def lineage(path: epath.Path) -> list[dict]:
 
 
 def write_lineage(path: epath.Path, records: list[dict]) -> None:
-    """Adds the lineage of a run that has just started to its run.json."""
-    write_json(path / "run.json", {"starts": starts(path), "lineage": records})
+    """Keeps the lineage of a run that begins in its run.json, also an empty one: a start that made no checkpoint may have
+    begun from another model."""
+    if records != lineage(path):
+        write_json(path / "run.json", {"starts": starts(path), "lineage": records})
 
 
 def record_resumed(path: epath.Path, words: str) -> None:
