@@ -13,7 +13,7 @@ from tests.contracts.variants import in_float64, model, random_params
 from xfresearch.loading.generating import sampling_or_beams
 from xfresearch.models import beams, decoding
 from xfresearch.models.context import Source
-from xfresearch.models.forced import with_forced
+from xfresearch.models.forced import begun, with_forced
 from xfresearch.models.inputs import forward
 from xfresearch.models.model_config import resolve_model
 from xfresearch.models.sampling import Beams, Sampling
@@ -87,7 +87,7 @@ def test_forced_tokens_have_the_probability_1(forced, x64):
 
 def test_a_text_of_one_token_is_the_forced_one(x64):
     config, params = small(model({}))
-    assert beams.search(config, params, [[4], [5]], 1, Beams(3), (STOP,), forced=(2, 3)) == [([2], 0.0)] * 2
+    assert beams.search(config, params, [[4], [5]], 1, Beams(3), (STOP,), forced=(2, 3)) == [([3], 0.0)] * 2
 
 
 def test_a_diverged_model_is_an_error(x64):
@@ -95,6 +95,11 @@ def test_a_diverged_model_is_an_error(x64):
     params["embed"]["table"] = params["embed"]["table"].at[PROMPTS[0][-1]].set(math.nan)  # of one prompt alone
     with pytest.raises(UserError, match="log-probabilities that are NaN: did its training diverge"):
         beams.search(config, params, PROMPTS, 3, Beams(2), (STOP,))
+
+
+def test_a_sampled_text_has_no_more_tokens_than_it_may():
+    assert begun((2, 3), [[4]], 1) == ([[4]], 0, [], 3) and begun((2, 3), [[4]], 3) == ([[4, 2]], 1, [2], 3)
+    assert begun((2, None), [[4]], 1) == ([[4, 2]], 0, [2], None)
 
 
 def test_sampled_texts_are_between_forced_tokens():

@@ -46,7 +46,7 @@ def search(
     """The best continuation of every prompt. The arguments are those of `decoding.generate`; `forced` are tokens that a text
     begins and ends with (forced.py)."""
     K = how.beams
-    first, last = forced_in(forced, prompts)
+    first, last = forced_in(forced, prompts, max_new_tokens)
     if len(first) == max_new_tokens:
         return [Ended(first, 0.0) for _ in prompts]
     rows = [[*prompt, *first] for prompt in prompts for _ in range(K)]

@@ -8,10 +8,12 @@ Forced: TypeAlias = tuple[int | None, int | None]  # the first token, and the la
 NONE: Forced = (None, None)
 
 
-def forced_in(forced: Forced, prompts: Sequence[Sequence[int]]) -> tuple[list[int], int | None]:
-    """The first token, if there is one, and the last. The first one is forced only after a decoder's start alone."""
+def forced_in(forced: Forced, prompts: Sequence[Sequence[int]], count: int) -> tuple[list[int], int | None]:
+    """The first token of `count`, if there is one, and the last. The first one is forced only after a decoder's start alone.
+    A text of one token has the last one."""
     first, last = forced
-    return [first] if first is not None and all(len(prompt) == 1 for prompt in prompts) else [], last
+    room = count > 1 or last is None
+    return [first] if first is not None and room and all(len(prompt) == 1 for prompt in prompts) else [], last
 
 
 def begun(
@@ -19,7 +21,7 @@ def begun(
 ) -> tuple[list[list[int]], int, list[int], int | None]:
     """The prompts with the first token, the number of tokens that are left to generate of `count`, and the forced tokens, as
     `with_forced` takes them."""
-    first, last = forced_in(forced, prompts)
+    first, last = forced_in(forced, prompts, count)
     left = max(0, count - len(first) - (last is not None))
     return [[*prompt, *first] for prompt in prompts], left, first, last
 
