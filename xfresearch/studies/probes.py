@@ -20,7 +20,7 @@ The tokens of copying and recall are the same for all runs with one vocabulary.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import cache
+from functools import lru_cache
 from types import SimpleNamespace
 
 import numpy as np
@@ -90,7 +90,7 @@ def _held_out(lm) -> Iterator[dict[str, np.ndarray]]:
     return evaluation_batches(data.sequences, losses.batch_size(lm.run, 0), len(data.rows))
 
 
-@cache
+@lru_cache(maxsize=2)  # as of training: a study goes from cell to cell
 def _scorer(model) -> Callable:
     """The scorer of a model config: one for all runs of a cell, so that they share its compiled program."""
     from xfresearch.evaluation.losses import make_scorer
