@@ -125,6 +125,12 @@ class Run:
         rows = {name: values[: len(self.held_out)] for name, values in batch.items()}
         return make_panel(self.config.model, rows, self.mesh)
 
+    def write_beginning(self, tokenizer) -> None:
+        """Writes config and lineage, after compilation: a config with a mistake must not become that of the directory."""
+        write_config(self.workdir, self.config, tokenizer)
+        if not self.restored:
+            write_lineage(self.workdir, self.lineage)
+
     @property
     def held_out(self) -> Split:
         """The held-out split, for what needs evaluation.every above 0."""
@@ -152,8 +158,7 @@ class Run:
 
     def place(self, batch: dict) -> dict:
         """A training batch as global arrays on the mesh, from the rows that this process has read."""
-        shape = (self.config.batch_size, self.config.sequence_length)
-        return place(self.batch_sharding, shape, self.rows, batch)
+        return place(self.batch_sharding, (self.config.batch_size, self.config.sequence_length), self.rows, batch)
 
     def update(self, step_function, step: int, batch: dict, waited: float) -> tuple:
         """Dispatches update number `step`. Returns its metrics and, now and then, the gathered host times or None."""
@@ -184,14 +189,12 @@ class Run:
         self.clock.count(tokens)
         if self.bytes_per_token:
             values["bits_per_byte"] = bits_per_byte(values["loss"], self.bytes_per_token)
-        values["seconds"] = self.clock.training_seconds()
-        values["tokens_per_second"] = self.clock.rate()
+        values |= {"seconds": self.clock.training_seconds(), "tokens_per_second": self.clock.rate()}
         if self.utilisation_per_rate:
             values["model_flops_utilisation"] = self.utilisation_per_rate * values["tokens_per_second"]
         if finite:
             self.checkpoints.prove(step - 1)
-        reason = self.health.failure(step, finite, step == self.config.steps)
-        if reason:
+        if reason := self.health.failure(step, finite, step == self.config.steps):
             raise self.diverged(reason)
         if self.config.training.on_nonfinite == "stop":
             values.pop("skipped")
@@ -325,10 +328,7 @@ def train(
         if run.start < config.steps:
             with clock.measure("compile"), stage("compiling the update"):
                 step_function = alone_at_first(run.program.compiled_update)
-        # Only now: a config with a mistake must not become the config of the directory.
-        distributed.run_on_first(lambda: write_config(run.workdir, config, tokenizer), "writing the config")
-        if not run.restored:
-            distributed.run_on_first(lambda: write_lineage(run.workdir, run.lineage), "writing the lineage")
+        distributed.run_on_first(lambda: run.write_beginning(tokenizer), "writing the config")
     if not step_function and not run.unmeasured:
         run.emergency.clear()
         distributed.handle_preemption(False)

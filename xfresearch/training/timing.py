@@ -98,6 +98,7 @@ class Timer:
     def _compiled(self):
         return self._update.lower(self._state, self._batch).compile()  # jax.jit keeps it for the calls
 
+
 def timed_rounds(timers: Sequence[Callable[[], float]], rounds: int) -> np.ndarray:
     """Seconds and page faults of every call, an array [2, timers, rounds]. Every round calls each timer once. Rounds begin
     with different timers, because a call may be slower or faster after a call of another timer."""

@@ -24,7 +24,6 @@ from xfresearch.training.metrics import Clock
 from xfresearch.training.program import stacked
 from xfresearch.training.schedule import due
 from xfresearch.training.stopping import StopSignal
-from xfresearch.training.workdir import write_config
 
 
 class SharedClock(Clock):
@@ -169,7 +168,7 @@ def train(
             with clock.measure("compile"), stage("compiling the update"):
                 step_function = alone_at_first(group.compiled_update())
         for run in runs:
-            write_config(run.workdir, run.config, tokenizer)
+            run.write_beginning(tokenizer)
     stopping, ahead = StopSignal(), group.config.data.prefetch
     batches = Feed(Prefetch(group.read, steps, ahead), jax.device_put, ahead)
     clock.begin()
