@@ -115,10 +115,10 @@ class Launcher:
 
     def start(self, script: str, *arguments: str, **environment: str) -> subprocess.Popen:
         return subprocess.Popen(
-            # Background processes inherit an ignored SIGINT.
+            # Background processes inherit an ignored SIGINT, and those of nohup an ignored SIGHUP.
             [
                 shutil.which("env"),
-                "--default-signal=INT",
+                "--default-signal=INT,HUP",
                 shutil.which("bash"),
                 str(ROOT / "launch" / script),
                 *arguments,
