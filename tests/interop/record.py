@@ -142,13 +142,16 @@ def batches(name: str) -> np.ndarray:
     return np.random.default_rng(rows).integers(0, SIZES["vocab_size"], (STEPS, rows, LENGTH + 1))
 
 
-def train(name: str, before: Path, folder: Path) -> None:
-    """Writes the model of `before` after STEPS steps of SGD to `folder`, and the loss of each step."""
+def train(name: str, folder: Path) -> None:
+    """Writes the model before and after STEPS steps of SGD to `folder`, and the loss of each step."""
+    import transformers
     from safetensors.numpy import save_file
 
     from tests.parity import hf_torch
 
-    losses = hf_torch.train(before, batches(name), RATE, folder / "after")
+    arguments, _ = TRAINED[name]
+    hf_torch.write_random(transformers.MixtralConfig(**arguments), folder / "before", seed=SEED)
+    losses = hf_torch.train(folder / "before", batches(name), RATE, folder / "after")
     save_file({"losses": np.array(losses)}, folder / "losses.safetensors")
 
 
@@ -167,9 +170,7 @@ def main() -> None:
         hf_torch.write_random(getattr(transformers, kind)(**arguments), RECORDED / name, seed=SEED)
         save_file(recorders[name](name, RECORDED / name), RECORDED / f"{name}.safetensors")
     for name in (name for name in TRAINED if name in names):
-        folder = RECORDED / "trained" / name
-        hf_torch.write_random(transformers.MixtralConfig(**TRAINED[name][0]), folder / "before", seed=SEED)
-        train(name, folder / "before", folder)
+        train(name, RECORDED / "trained" / name)
 
 
 if __name__ == "__main__":
