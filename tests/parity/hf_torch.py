@@ -48,7 +48,7 @@ def write_random(config, folder: Path, seed: int, dtype: str = "float32", change
         model = auto_class(config).from_config(config)
         for name, parameter in model.named_parameters():
             parameter.data = random_like(name, parameter)
-            if name.endswith("gate_up_proj"):  # of gpt-oss: beyond the limits of its clamps
+            if config.model_type == "gpt_oss" and name.endswith("gate_up_proj"):  # beyond the limits of its clamps
                 parameter.data *= 4.0
             if config.model_type == "gpt_neo" and name.endswith(("q_proj.weight", "k_proj.weight")):
                 # Its logits have no scale: without small weights, they would enlarge rounding errors.
