@@ -9,8 +9,8 @@ NONE: Forced = (None, None)
 
 
 def forced_in(forced: Forced, prompts: Sequence[Sequence[int]], count: int) -> tuple[list[int], int | None]:
-    """The first token of `count`, if there is one, and the last. The first one is forced only after a decoder's start alone.
-    A text of one token has the last one."""
+    """The forced first and last of `count` tokens. The first one is forced only after a decoder's start alone, and not in a
+    text of one token that has a forced last one."""
     first, last = forced
     room = count > 1 or last is None
     return [first] if first is not None and room and all(len(prompt) == 1 for prompt in prompts) else [], last

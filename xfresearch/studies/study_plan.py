@@ -33,12 +33,14 @@ def timings(study: Study, configs: Mapping[Cell, Config], known: Mapping[Cell, f
     if not missing:
         return seconds
     baseline = {cell: Cell(cell.rung, study.baseline) for cell in configs}
-    kind = {cell: (same_seconds(configs[cell]), same_seconds(configs[baseline[cell]])) for cell in configs}
+    digest = {cell: same_seconds(config) for cell, config in configs.items()}
+    kind = {cell: (digest[cell], digest[baseline[cell]]) for cell in configs}
     ratios = {kind[cell]: value / known[baseline[cell]] for cell, value in known.items()}
     of_baselines = {kind[cell]: value for cell, value in known.items() if cell == baseline[cell]}
     with stage("timing updates", len({kind[cell] for cell in missing}), "configs") as progress:
         for cell in missing:
-            if kind[base := baseline[cell]] not in of_baselines:
+            base = baseline[cell]
+            if kind[base] not in of_baselines:
                 of_baselines[kind[base]], ratios[kind[base]] = seconds_per_update(configs[base]), 1.0
                 progress.update(1)
             if kind[cell] not in ratios:
