@@ -17,6 +17,7 @@ from xfresearch.pages.intervals import Interval, intervals
 from xfresearch.runtime.command import Parser, run
 from xfresearch.runtime.errors import UserError, nearest
 from xfresearch.studies import report
+from xfresearch.studies.ledger import LEDGER
 from xfresearch.studies.report_tables import UNITS, all_sizes, in_markdown
 from xfresearch.studies.running import RUNS_FILE
 
@@ -103,11 +104,11 @@ def measured(page: str, before: str) -> str:
 
     `before` is the text above them: a picture that it shows is not shown twice.
     """
-    listed, rules, parts = [name for name in ANSWERS[page] if name in pictures()], set(), []
+    listed, said, parts = [name for name in ANSWERS[page] if name in pictures()], set(), []
     for name in listed:
-        rule = _results(name)["study"]["rule"]
-        parts.append(_measured(name, f"({name}.svg)" not in before, rule in rules))
-        rules.add(rule)
+        rule, basis = _results(name)["study"]["rule"], _basis(name)
+        parts.append(_measured(name, f"({name}.svg)" not in before, rule in said, "" if basis in said else basis))
+        said |= {rule, basis}
     return "\n".join([*parts, _rerun(listed)]) if listed else "The study has not ended yet.\n"
 
 
@@ -142,14 +143,28 @@ def _results(name: str) -> dict:
     return json.loads((DATA / name / "results.json").read_text())
 
 
-def _measured(name: str, pictured: bool, ruled: bool) -> str:
-    """Picture, rule and differences of a study. Its report has the rest. ruled: a study above has the same rule."""
+def _basis(name: str) -> str:
+    """What a study without a ledger rests on. '' for the others."""
+    if (DATA / name / LEDGER).exists():
+        return ""
+    at = ", ".join(f"`{size}`" for size in _results(name)["study"]["tune_at"])
+    where = f"at {at} alone" if at else "at each size"
+    return (
+        "This study is from before the [ladder](../studies.md#what-is-computed) and the [ledger](../studies.md#the-ledger): "
+        f"one number of tokens, AdamW, and learning rates tried {where}, with one run each. Its verdicts are t tests of "
+        "pairs, corrected by Holm's method, and its intervals leave out the choice of the rate, which makes them narrower."
+    )
+
+
+def _measured(name: str, pictured: bool, ruled: bool, basis: str) -> str:
+    """Picture, rule, basis and differences of a study. Its report has the rest. ruled: a study above has the same rule."""
     outcome = _results(name)
     about = f"[all figures](../data/studies/{name}/report.md), "
     about += f"[design](../../configs/studies/{STUDIES[name].partition(':')[0]}), [terms](../studies.md#what-is-computed)"
     parts = [f"### {name}", f"**{outcome['study']['question']}** ({about})"]
     parts += [f"![differences]({name}.svg)"] if pictured else []
-    parts += ["The rule is the same." if ruled else f"Rule: {outcome['study']['rule']}", _differences(outcome)]
+    parts += ["The rule is the same." if ruled else f"Rule: {outcome['study']['rule']}"]
+    parts += [basis, _differences(outcome)] if basis else [_differences(outcome)]
     if name.startswith("activations"):
         parts.append(_shazeer(outcome))
     return "\n\n".join(parts) + "\n"
