@@ -1,7 +1,8 @@
 """Is W_O redundant without the norm after it? The saved parameters are given back to the feed-forward layer, or not (the
 arms called smaller).
 
-With :layouts pre-norm against layouts with fewer norms, skips or matrices between attention and feed-forward layer."""
+With :pre_norm the same runs beside pre-norm. With :layouts pre-norm against layouts with fewer norms, skips or matrices
+between attention and feed-forward layer."""
 
 from xfresearch.configs.studies import common
 from xfresearch.configs.studies.common import block
@@ -10,7 +11,7 @@ IDENTITIES = ("attention.value=identity", "attention.output=identity")
 
 
 def get_config(size: str = "full"):
-    study = common.base(size, sizes=(*common.SIZES, "layouts"))
+    study = common.base(size, sizes=(*common.SIZES, "pre_norm", "layouts"))
     if size == "layouts":
         return _layouts(study)
     study.question = "Is W_O redundant without the norm after it?"
@@ -24,6 +25,14 @@ def get_config(size: str = "full"):
     study.arms.fused_output_smaller, study.solve_in.fused_output_smaller = study.arms.fused_output, ""
     if size != "tiny":
         common.ladder(study)
+    return _beside_pre_norm(study) if size == "pre_norm" else study
+
+
+def _beside_pre_norm(study):
+    """It trains nothing with --reuse of the study itself, because its arms have the same updates."""
+    study.question = "What do layouts in which W_O can go cost beside pre-norm?"
+    study.rule = "Nothing, if fused_output or fused_output_smaller is equivalent to or better than pre_norm over the ladder."
+    study.baseline, study.matched_to = "pre_norm", study.baseline
     return study
 
 

@@ -133,8 +133,23 @@ def test_a_vocabulary_below_that_of_the_tokenizer_is_refused():
 
 def test_the_baseline_is_not_solved_for(tmp_path):
     (tmp_path / "study.py").write_text(tiny.FILE.replace("    return", "    study.solve_in.base = 'steps'\n    return"))
-    with pytest.raises(UserError, match="solve_in='base' is not allowed: it must be an arm beside the baseline"):
+    with pytest.raises(UserError, match="solve_in='base' is not allowed: it must be an arm beside base, whose"):
         design.read(["--config", str(tmp_path / "study.py")])
+
+
+def test_arms_may_be_matched_to_another_arm_than_the_baseline():
+    """So a study with another baseline has the same runs, and can reuse them."""
+    of_base = replace(STUDY, solve=HIDDEN, budgets=(2.0, 4.0), options=("batch_size=4",))
+    of_wide = replace(of_base, baseline="wide")
+    same = replace(of_wide, matched_to="base")
+    first, other, again = (matching.all_matched(each, {}) for each in (of_base, of_wide, same))
+    assert {cell: each.config for cell, each in first.items()} == {cell: each.config for cell, each in again.items()}
+    assert first[Cell("a-x2", "wide")].config.steps < other[Cell("a-x2", "wide")].config.steps  # it has more parameters
+    assert (matching.scales(of_base, first) == matching.scales(same, again)).all()
+    assert (matching.axes(of_base, first) == matching.axes(same, again)).all()
+    assert "matched_to" not in design.described(of_base) and design.described(same)["matched_to"] == "base"
+    with pytest.raises(UserError, match="matched_to='pre' is not allowed: it must be one of the arms, "):
+        design.read(["--config", FILE, "--config.matched_to=pre"])
 
 
 def test_a_cell_may_have_its_own_overrides():
@@ -213,14 +228,14 @@ def test_parameters_are_matched_by_a_hidden_size():
         ),
         (
             {"options": ("steps=5", "optimizer.warmup=0"), "solve": "steps", "solve_in": {}},
-            "its flops are .*: give the baseline more updates, because steps=4 is the nearest number, or set",
+            "its flops are .*: give base more updates, because steps=4 is the nearest number, or set",
         ),
         (
             {"arms": DEEP | {"base": ("model.depth=6",), "deep": (f"{HIDDEN}=1",)}, "solve": HIDDEN, "solve_in": {}},
-            f"{HIDDEN}=16 is not enough for the baseline's flops: config.solve tries no more than 16 times the arm's own",
+            f"{HIDDEN}=16 is not enough for the flops of base: config.solve tries no more than 16 times the arm's own",
         ),
         ({"solve": "seed", "solve_in": {}}, "arm wide at size a: seed cannot be solved for: it does not change the flops"),
-        ({"solve_in": {}}, r"arm wide at size a: its flops are \+.*% relative to the .*: set config.solve to an option"),
+        ({"solve_in": {}}, r"arm wide at size a: its flops are \+.*% relative to those of base: set config.solve"),
         ({"arms": DEEP, "solve": HIDDEN, "solve_in": {}}, r"arm deep at size a: its flops are \+.*% relative"),
         ({"sizes": {"a": (), "b": ("steps=7",)}}, "trend='parameters' is not allowed: it must be 'parameters' or an option"),
         ({"options": ("start.path=runs/a",)}, "arm base at size a: config.start.path='runs/a' is not allowed: it must"),
@@ -353,7 +368,7 @@ NAMED = [f"{file}:{size}" for file in FILES for size in SIZES]
 
 
 OTHERS = "w_q.py:adamw", "w_q.py:merged", "w_q.py:one_head", "w_o.py:layouts", "memory.py:beside", "activations.py:tuned"
-OTHERS += "lambda_layers.py:recall", "recent.py:differential", "experts.py:parameters", "experts.py:slots"
+OTHERS += "w_o.py:pre_norm", "lambda_layers.py:recall", "recent.py:differential", "experts.py:parameters", "experts.py:slots"
 OTHERS += "norms.py:majority", *(f"playground.py:{task}" for task in ("mano", "lano", "brevo", "depo", "capo"))
 
 
@@ -383,6 +398,7 @@ def test_every_named_study_has_arms_of_equal_cost(name):
         (("memory.py", "memory.py:beside"), {"many_beside": "many_beside", "all_attention": "all_attention"}),
         (("norms.py", "w_q.py"), {"layer": "learned"}),
         (("null.py", "w_q.py"), {"base": "learned"}),
+        (("w_o.py", "w_o.py:pre_norm"), {arm: arm for arm in ("pre_norm", "fused_output", "fused_output_smaller")}),
         (("w_o.py:layouts", "activations.py"), {"pre_norm": "gelu"}),
         (("activations.py", "activations.py:tuned"), {"swiglu": "swiglu"}),
         (("recent.py", "experts.py:parameters"), {"softmax": "dense"}),

@@ -9,7 +9,7 @@ from xfresearch.run.config import Config
 from xfresearch.runtime.errors import UserError, require
 from xfresearch.studies import probes
 from xfresearch.studies.cells import Cell, Trial
-from xfresearch.studies.design import Study, rungs
+from xfresearch.studies.design import Study, reference, rungs
 from xfresearch.studies.matching import LARGEST_MISMATCH, Matched, trend_of
 from xfresearch.studies.running import config_of_trial
 
@@ -20,7 +20,7 @@ OF_NEXT_TOKENS = ("copying", "recall")  # probes of the loss of the next token
 
 
 def check(study: Study, solved: Mapping[Cell, Matched]) -> None:
-    """Raises UserError if two arms are the same, if an arm does not cost what the baseline does, if arms of a size read
+    """Raises UserError if two arms are the same, if an arm does not cost what the reference does, if arms of a size read
     other data, or if the metric or the trend is not defined."""
     _require_machine(study, next(iter(solved.values())).config)
     for cell, each in solved.items():
@@ -51,19 +51,20 @@ def _require_equal_cost(study: Study, solved: Mapping[Cell, Matched]) -> None:
     for cell, each in solved.items():
         if abs(each.mismatch) > LARGEST_MISMATCH and study.solve_in.get(cell.arm) != "":
             raise UserError(
-                f"arm {cell.arm} at size {cell.rung}: its {study.match} are {each.mismatch:+.1%} relative to the "
-                f"baseline's: {_remedy(study, each)}, or set study.solve_in.{cell.arm} = '' in its file (not matched)"
+                f"arm {cell.arm} at size {cell.rung}: its {study.match} are {each.mismatch:+.1%} relative to "
+                f"those of {reference(study)}: {_remedy(study, each)}, or set study.solve_in.{cell.arm} = '' in "
+                "its file (not matched)"
             )
 
 
 def _remedy(study: Study, arm: Matched) -> str:
-    """How the user can make the cost of an arm equal to the baseline's, in words."""
+    """How the user can make the cost of an arm equal to that of the reference, in words."""
     if study.match == "tokens":
         return "give all arms as many updates, and batches of one size"
     if not arm.solved:
         return f"set config.solve to {'steps' if study.match == 'seconds' else 'an option that changes them'}"
     if arm.solved.startswith("steps="):
-        return f"give the baseline more updates, because {arm.solved} is the nearest number"
+        return f"give {reference(study)} more updates, because {arm.solved} is the nearest number"
     return f"set config.multiple below {study.multiple}, because {arm.solved} is the nearest that it allows"
 
 
@@ -103,7 +104,6 @@ def _require_trend(study: Study, solved: Mapping[Cell, Matched]) -> None:
     if len(study.sizes) < 2:
         return
     first = {rung.size: rung.name for rung in reversed(rungs(study))}
-    baselines = [solved[Cell(first[size], study.baseline)] for size in study.sizes]
-    values = [trend_of(study, each) for each in baselines]
+    values = [trend_of(study, solved[Cell(first[size], reference(study))]) for size in study.sizes]
     allowed = f"'parameters' or an option, above 0, that differs between the sizes, here {', '.join(map(str, values))}"
     require(min(values) > 0 and len(set(values)) == len(values), "trend", study.trend, allowed)

@@ -42,13 +42,14 @@ class Study:
     options: Overrides = option((), "overrides of the base in every arm, such as 'steps=500'")
     sizes: dict[str, Overrides] = dataclasses.field(default_factory=dict)  # name: overrides
     more_sizes: dict[str, Overrides] = dataclasses.field(default_factory=dict)  # sizes that --add-rung adds later
-    budgets: tuple[float, ...] = option((), "tokens for each parameter of the baseline; () for as many as options say")
+    budgets: tuple[float, ...] = option((), "tokens for each parameter; () for as many as options say")
     arms: dict[str, Overrides] = dataclasses.field(default_factory=dict)  # name: overrides
     cells: dict[str, Overrides] = dataclasses.field(default_factory=dict)  # 'size/arm': further overrides
     baseline: str = option("", "the arm that the others are compared with")
     match: Literal["flops", "parameters", "tokens", "seconds"] = option(
-        "flops", "what arms have as much of as the baseline: FLOPs of training, parameters, tokens, or seconds of updates"
+        "flops", "what arms have as much of: FLOPs of training, parameters, tokens, or seconds of updates"
     )
+    matched_to: str = option("", "the arm whose cost all have, and whose parameters budgets count; '': the baseline")
     solve: str = option("", "option that is solved for in every arm, such as 'steps' or 'model.width'; '' for none")
     solve_in: dict[str, str] = dataclasses.field(default_factory=dict)  # arm: another option, or '' for none
     multiple: int = option(8, "a size that is solved for is a multiple of this", low=1)
@@ -72,7 +73,8 @@ class Study:
 
 
 class Rung(NamedTuple):
-    """A step of the ladder: a size, trained on `budget` tokens for each parameter of the baseline (0: as options say)."""
+    """A step of the ladder: a size, trained on `budget` tokens for each parameter of the arm that the others are matched to
+    (0: as options say)."""
 
     name: str
     size: str
@@ -84,6 +86,11 @@ def rungs(study: Study) -> list[Rung]:
     if not study.budgets:
         return [Rung(size, size, 0.0) for size in study.sizes]
     return [Rung(f"{size}-x{budget:g}", size, budget) for size in study.sizes for budget in study.budgets]
+
+
+def reference(study: Study) -> str:
+    """The arm whose cost the others have, and whose parameters budgets count."""
+    return study.matched_to or study.baseline
 
 
 def default_study() -> ConfigDict:
@@ -100,9 +107,11 @@ def read(arguments: list[str]) -> Study:
     require(bool(study.sizes), "sizes", {}, "at least one size")
     require(len(study.arms) > 1, "arms", tuple(study.arms), "at least two arms")
     _require_arm(study, "baseline", study.baseline)
+    _require_arm(study, "matched_to", reference(study))
     for arm in study.solve_in:
         _require_arm(study, "solve_in", arm)
-        require(arm != study.baseline, "solve_in", arm, "an arm beside the baseline, whose cost the others are solved for")
+        allowed = f"an arm beside {reference(study)}, whose cost the others are solved for"
+        require(arm != reference(study), "solve_in", arm, allowed)
     every = [f"{name}/{arm}" for name in study.sizes | study.more_sizes for arm in study.arms]
     for cell in study.cells:
         require(cell in every, "cells", cell, f"one of {', '.join(every)}{nearest(cell, every)}")
@@ -170,16 +179,17 @@ def _require_overrides(study: Study) -> None:
 
 
 def described(study: Study) -> dict[str, Any]:
-    """The design as plain values, without paths of this machine, and without looks if it has none."""
-    left_out = ("machine", "task_data", *(() if study.looks else ("looks",)))
+    """The design as plain values, without paths of this machine, and without later options at their default, so that the
+    ledgers of studies from before them stay as they are."""
+    left_out = ("machine", "task_data", *(name for name in ("looks", "matched_to") if not getattr(study, name)))
     return {name: value for name, value in dataclasses.asdict(study).items() if name not in left_out}
 
 
 def _ascending(study: Study) -> dict[str, Overrides]:
-    """The sizes by the parameters of the baseline, then by its length: a ConfigDict has lost their order."""
+    """The sizes by the parameters of the reference, then by its length: a ConfigDict has lost their order."""
 
     def order(size: str) -> tuple[int, int]:
-        return _of_baseline(study, size)[:2]
+        return _of_reference(study, size)[:2]
 
     return {size: study.sizes[size] for size in sorted(study.sizes, key=order)}
 
@@ -204,18 +214,19 @@ def config_of(study: Study, rung: str, arm: str, *more: str) -> Config:
 
 
 def _steps(study: Study, rung: Rung) -> int:
-    """The updates of the baseline that read its budget of tokens."""
-    parameters, _, tokens_per_update = _of_baseline(study, rung.size)
+    """The updates of the reference that read its budget of tokens."""
+    parameters, _, tokens_per_update = _of_reference(study, rung.size)
     return max(1, round(rung.budget * parameters / tokens_per_update))
 
 
-def _of_baseline(study: Study, size: str) -> tuple[int, int, int]:
-    """Parameters, length and tokens of an update of the baseline at a size."""
-    of_cell = (*study.sizes[size], *study.arms[study.baseline], *study.cells.get(f"{size}/{study.baseline}", ()))
+def _of_reference(study: Study, size: str) -> tuple[int, int, int]:
+    """Parameters, length and tokens of an update of the reference at a size."""
+    arm = reference(study)
+    of_cell = (*study.sizes[size], *study.arms[arm], *study.cells.get(f"{size}/{arm}", ()))
     try:
         return _of_base(study.base, (*study.options, *study.machine, *of_cell))
     except UserError as error:
-        raise UserError(f"arm {study.baseline} at size {size}: {error}") from error
+        raise UserError(f"arm {arm} at size {size}: {error}") from error
 
 
 @cache

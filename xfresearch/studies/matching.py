@@ -1,4 +1,5 @@
-"""Arms of equal cost: solves for the size or the number of updates with which an arm costs as much as the baseline.
+"""Arms of equal cost: solves for the size or the number of updates with which an arm costs as much as the arm that it is
+matched to (design.reference), which is the baseline unless a study says otherwise.
 
 Seconds depend on the machine: an update of every cell is timed (study_plan.py), and the number of updates follows.
 """
@@ -14,7 +15,7 @@ from xfresearch.run.config import Config
 from xfresearch.runtime.errors import UserError
 from xfresearch.studies import rates
 from xfresearch.studies.cells import Cell, Ladder, cells, tuned
-from xfresearch.studies.design import Study, config_of, rungs
+from xfresearch.studies.design import Study, config_of, reference, rungs
 
 LARGEST = 16  # times the size that the arm has before
 EQUAL = 0.001  # mismatch with which an arm keeps the size that it has
@@ -22,13 +23,13 @@ LARGEST_MISMATCH = 0.05  # of the matched cost, in a study that is not tiny
 
 
 class Matched(NamedTuple):
-    """The config of an arm at a size, and how far it is from the baseline."""
+    """The config of an arm at a size, and how far its cost is from that of the reference."""
 
     config: Config
     solved: str  # 'model.blocks.main.feed_forward.hidden=344'; '' if nothing was solved for
     parameters: int
     training_flops: float  # of the whole run
-    mismatch: float  # of the matched cost, relative to the baseline's
+    mismatch: float  # of the matched cost, relative to the reference's
 
 
 def training_flops(config: Config) -> float:
@@ -61,23 +62,23 @@ def all_matched(study: Study, seconds: Mapping[Cell, float]) -> dict[Cell, Match
 
 
 def ladder(study: Study, solved: Mapping[Cell, Matched]) -> Ladder:
-    """The study with the scales of its rungs: the parameters and tokens of the baseline."""
+    """The study with the scales of its rungs."""
     names = [rung.name for rung in rungs(study)]
     tuned_at = dict.fromkeys(cell.rung for cell in tuned(study))
     return Ladder(study, rates.carry(scales(study, solved), [names.index(name) for name in tuned_at]))
 
 
 def scales(study: Study, solved: Mapping[Cell, Matched]) -> np.ndarray:
-    """[R, 2]: log parameters and log tokens of the baseline at each rung."""
-    baselines = [solved[Cell(rung.name, study.baseline)] for rung in rungs(study)]
-    return np.log([[each.parameters, tokens(each.config)] for each in baselines])
+    """[R, 2]: log parameters and log tokens of the reference at each rung."""
+    references = [solved[Cell(rung.name, reference(study))] for rung in rungs(study)]
+    return np.log([[each.parameters, tokens(each.config)] for each in references])
 
 
 def axes(study: Study, solved: Mapping[Cell, Matched]) -> np.ndarray:
     """[R, 2]: the log of the study's trend (`trend_of`), and of the tokens for each parameter (growth.AXES)."""
-    baselines = [solved[Cell(rung.name, study.baseline)] for rung in rungs(study)]
-    ratios = [tokens(each.config) / each.parameters for each in baselines]
-    return np.log(np.stack([[trend_of(study, each) for each in baselines], ratios], 1))
+    references = [solved[Cell(rung.name, reference(study))] for rung in rungs(study)]
+    ratios = [tokens(each.config) / each.parameters for each in references]
+    return np.log(np.stack([[trend_of(study, each) for each in references], ratios], 1))
 
 
 def matched(study: Study, cell: Cell, seconds: Mapping[Cell, float], known: str = "") -> Matched:
@@ -85,9 +86,9 @@ def matched(study: Study, cell: Cell, seconds: Mapping[Cell, float], known: str 
     Raises UserError if no value is enough; the mismatch shows if none is small enough."""
     rung, arm = cell
     cost = _cost(study, seconds.get(cell))
-    baseline = Cell(rung, study.baseline)
-    target = _cost(study, seconds.get(baseline))(config_of(study, *baseline))
-    key = study.solve_in.get(arm, study.solve if arm != study.baseline else "")
+    other = Cell(rung, reference(study))
+    target = _cost(study, seconds.get(other))(config_of(study, *other))
+    key = study.solve_in.get(arm, study.solve if cell != other else "")
     solved = known or (f"{key}={_solve(study, cell, key, cost, target)}" if key else "")
     config = config_of(study, rung, arm, *([solved] if solved else []))
     mismatch = cost(config) / target - 1
@@ -128,8 +129,8 @@ def _solve(study: Study, cell: Cell, key: str, cost: Callable[[Config], float], 
         raise UserError(f"arm {arm} at size {size}: {key} cannot be solved for: it does not change the {study.match}")
     if at(high) < target:
         raise UserError(
-            f"arm {arm} at size {size}: {key}={high * unit} is not enough for the baseline's {study.match}: config.solve "
-            f"tries no more than {LARGEST} times the arm's own {key}={first}. Give the arm a larger one"
+            f"arm {arm} at size {size}: {key}={high * unit} is not enough for the {study.match} of {reference(study)}: "
+            f"config.solve tries no more than {LARGEST} times the arm's own {key}={first}. Give the arm a larger one"
         )
     guess = int(high - (at(high) - target) * (high - high // 2) / (at(high) - at(high // 2)))
     guesses = [guess, guess + 1, guess - 1]
@@ -140,10 +141,10 @@ def _solve(study: Study, cell: Cell, key: str, cost: Callable[[Config], float], 
     return unit * min((low, high), key=lambda number: abs(at(number) - target))
 
 
-def trend_of(study: Study, baseline: Matched) -> int:
-    """The quantity in which the sizes of a study differ (`trend`: parameters, or an option), for the baseline of one
+def trend_of(study: Study, of_size: Matched) -> int:
+    """The quantity in which the sizes of a study differ (`trend`: parameters, or an option), for the reference of one
     size."""
-    return baseline.parameters if study.trend == "parameters" else value_at(baseline.config, study.trend, "trend")
+    return of_size.parameters if study.trend == "parameters" else value_at(of_size.config, study.trend, "trend")
 
 
 def value_at(config: Config, key: str, field: str = "solve") -> int:

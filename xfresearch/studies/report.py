@@ -317,9 +317,10 @@ def design(outcome: Mapping) -> list[tuple[str, str]]:
     """The design as lines of a name and a value."""
     study = outcome["study"]
     solved = f", by {study['solve']}" if study["solve"] else ""
+    matched = study["match"] + (f" to {study['matched_to']}" if study.get("matched_to") else "")
     solved += f" in multiples of {study['multiple']}" if study["solve"] not in ("", "steps") else ""
     tuned = f" at {' and '.join(study['tune_at'])}" if study["tune_at"] else " at each size"
-    lines = [("base", study["base"]), ("all arms", " ".join(study["options"])), ("matched", f"{study['match']}{solved}")]
+    lines = [("base", study["base"]), ("all arms", " ".join(study["options"])), ("matched", f"{matched}{solved}")]
     lines += [("learning rates", f"{', '.join(f'{rate:g}' for rate in study['rates'])}, tried{tuned}")]
     lines += [("optimizer", " ".join(f"{name}={value}" for name, value in outcome["optimizer"].items()))]
     if study["budgets"]:

@@ -8,7 +8,7 @@ from xfresearch.runtime.progress import stage
 from xfresearch.studies import interim
 from xfresearch.studies.cells import Cell, Ladder, Trial, jobs
 from xfresearch.studies.checks import check
-from xfresearch.studies.design import Study, rungs
+from xfresearch.studies.design import Study, reference, rungs
 from xfresearch.studies.matching import Matched, all_matched
 from xfresearch.studies.matching import ladder as ladder_of
 from xfresearch.studies.simultaneous import chance_of_equivalent, detectable, typical_critical
@@ -104,7 +104,7 @@ def _looks(study: Study) -> list[str]:
 
 def table(study: Study, solved: Mapping[Cell, Matched]) -> list[str]:
     """Parameters and cost of each cell."""
-    relative = f"{study.match}, relative to the baseline"
+    relative = f"{study.match}, relative to {reference(study)}"
     rows = [("rung", "arm", "parameters", "updates", "FLOPs", relative, "solved for")]
     for cell, each in solved.items():
         numbers = f"{each.parameters:,}", f"{each.config.steps:,}", f"{each.training_flops:.2e}", f"{each.mismatch:+.2%}"
