@@ -139,7 +139,8 @@ def test_the_baseline_is_not_solved_for(tmp_path):
 
 def test_arms_may_be_matched_to_another_arm_than_the_baseline():
     """So a study with another baseline has the same runs, and can reuse them."""
-    of_base = replace(STUDY, solve=HIDDEN, budgets=(2.0, 4.0), options=("batch_size=4",))
+    arms = STUDY.arms | {"deep": ("model.depth=1",)}
+    of_base = replace(STUDY, arms=arms, solve=HIDDEN, solve_in={"wide": ""}, budgets=(2.0, 4.0), options=("batch_size=4",))
     of_wide = replace(of_base, baseline="wide")
     same = replace(of_wide, matched_to="base")
     first, other, again = (matching.all_matched(each, {}) for each in (of_base, of_wide, same))
