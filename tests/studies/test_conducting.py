@@ -69,6 +69,20 @@ def test_processes_that_write_at_once_lose_no_run(config, tmp_path, monkeypatch)
     assert len(measured) == len(kept) == 8 and {result["fingerprint"] for result in measured.values()} == kept.keys()
 
 
+def test_processes_that_made_other_runs_conclude_the_same(config, tmp_path, monkeypatch):
+    """One of them made a run when it had not seen the run of another that spares it."""
+    monkeypatch.setattr(conducting, "run_trial", pretend)
+    chosen = replace(design.read(config), probes=())
+    planned, store = study_plan.make(chosen), open_store(tmp_path)
+    solved, ladder = planned.matched, planned.ladder
+    every = conducting.conduct(ladder, store, solved)
+    spared = Trial(Cell("tiny", "base"), 0.5, TUNING_SEED)
+    known = every | {spared: pretend(chosen, store, spared, solved[spared.cell], None)}
+    assert [*conducting.results(ladder, store, solved, known)] == [*conducting.results(ladder, store, solved)] == [*every]
+    assert [*conducting._keep_runs(ladder, store, solved, known)] == [*every]
+    assert len(running.read_runs(tmp_path)) == len(every) + 1  # it is not lost: another design may need it
+
+
 def test_only_an_arm_that_is_added_gets_options_later(tmp_path, monkeypatch, capsys):
     time_nothing(monkeypatch)
     monkeypatch.setattr(conducting, "run_trial", pretend)

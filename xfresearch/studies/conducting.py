@@ -119,12 +119,13 @@ def _times(workdir) -> dict:
 def results(
     ladder: Ladder, store: Store, solved: Mapping[Cell, Matched], known: Mapping[Trial, dict] | None = None
 ) -> dict[Trial, dict]:
-    """The results of all finished runs that the study needs, in the order in which they can run. known: those of
-    an earlier call."""
-    ended, unfinished = dict(known or {}), set()
+    """The results of all finished runs that the study needs, in the order in which they can run. known: results that need
+    not be read again. They do not decide which runs are needed: of several processes, one may have made a run that another
+    does not miss, and all must conclude the same."""
+    ended, known, unfinished = {}, known or {}, set()
     while new := [trial for trial in ready_now(ladder, ended) if trial not in unfinished]:
         for trial in new:
-            result = store.find(ladder.study, trial, solved[trial.cell].config)
+            result = known.get(trial) or store.find(ladder.study, trial, solved[trial.cell].config)
             if result is None:
                 unfinished.add(trial)
             else:
@@ -213,7 +214,7 @@ def _keep_runs(
     while True:
         ended = results(ladder, store, solved, known)
         outcome.require_same_data(ended)
-        kept, new = read_runs(store.folder), {result["fingerprint"]: result for result in ended.values()}
+        kept, new = read_runs(store.folder), {result["fingerprint"]: result for result in {**known, **ended}.values()}
         if all(json.dumps(result) == json.dumps(kept.get(name)) for name, result in new.items()):
             return ended
         write_rows(store.folder / RUNS_FILE, kept | new, "runs")
