@@ -27,6 +27,7 @@ MEASURED = "## What was measured\n\n"
 # In this order. The first ones have the arms that others share.
 STUDIES = {
     "w_o": "w_o.py",
+    "w_o_pre_norm": "w_o.py:pre_norm",
     "w_o_layouts": "w_o.py:layouts",
     "w_q": "w_q.py",
     "memory": "memory.py",
@@ -61,7 +62,7 @@ SHAZEER = {  # nats per token of T5 base after 524,288 updates (2020, table 1)
 GENERATED = ("norms_majority", "lambda_recall", "cross_attention")
 
 ANSWERS = {  # page of docs/questions: its studies
-    "w_o": ("w_o", "w_o_layouts"),
+    "w_o": ("w_o", "w_o_pre_norm", "w_o_layouts"),
     "w_q": ("w_q", "w_q_adamw", "w_q_merged", "w_q_one_head"),
     "single_heads": ("single_heads",),
     "norms": ("norms", "norms_alpha", "norms_majority"),
@@ -75,7 +76,7 @@ ANSWERS = {  # page of docs/questions: its studies
 }
 
 HEADLINES = {  # of the README: what was changed: study, arm, and the size if it is not all of them
-    "W_O W_1 as one matrix, no norm or skip between": ("w_o_layouts", "fused_output", ""),
+    "W_O W_1 as one matrix, no norm or skip between": ("w_o_pre_norm", "fused_output", ""),
     "identity for W_Q, RoPE": ("w_q", "identity", ""),
     "16 layers of one head": ("single_heads", "thin", ""),
     "RMSNorm": ("norms", "rms", ""),
