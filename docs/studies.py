@@ -28,6 +28,7 @@ MEASURED = "## What was measured\n\n"
 STUDIES = {
     "w_o": "w_o.py",
     "w_o_pre_norm": "w_o.py:pre_norm",
+    "null": "null.py",
     "w_o_layouts": "w_o.py:layouts",
     "w_q": "w_q.py",
     "memory": "memory.py",
