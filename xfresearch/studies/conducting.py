@@ -122,7 +122,8 @@ def results(
     """The results of all finished runs that the study needs, in the order in which they can run. known: results that need
     not be read again. They do not decide which runs are needed: of several processes, one may have made a run that another
     does not miss, and all must conclude the same."""
-    ended, known, unfinished = {}, known or {}, set()
+    ended: dict[Trial, dict] = {}
+    known, unfinished = known or {}, set()
     while new := [trial for trial in ready_now(ladder, ended) if trial not in unfinished]:
         for trial in new:
             result = known.get(trial) or store.find(ladder.study, trial, solved[trial.cell].config)
