@@ -166,7 +166,7 @@ def _measured(name: str, pictured: bool, ruled: bool, basis: str) -> str:
     parts = [f"### {name}", f"**{outcome['study']['question']}** ({about})"]
     parts += [f"![differences]({name}.svg)"] if pictured else []
     parts += ["The rule is the same." if ruled else f"Rule: {outcome['study']['rule']}"]
-    parts += [basis, _differences(outcome)] if basis else [_differences(outcome)]
+    parts += filter(None, (basis, _differences(outcome)))
     if name.startswith("activations"):
         parts.append(_shazeer(outcome))
     return "\n\n".join(parts) + "\n"

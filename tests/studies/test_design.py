@@ -234,7 +234,10 @@ def test_parameters_are_matched_by_a_hidden_size():
             f"{HIDDEN}=16 is not enough for the flops of base: config.solve tries no more than 16 times the arm's own",
         ),
         ({"solve": "seed", "solve_in": {}}, "arm wide at size a: seed cannot be solved for: it does not change the flops"),
-        ({"solve_in": {}}, r"arm wide at size a: its flops are \+.*% relative to those of base: set config.solve"),
+        (
+            {"solve_in": {}},
+            r"arm wide at size a: its flops are \+.*% relative to those of base: set config.solve to an option",
+        ),
         ({"arms": DEEP, "solve": HIDDEN, "solve_in": {}}, r"arm deep at size a: its flops are \+.*% relative"),
         ({"sizes": {"a": (), "b": ("steps=7",)}}, "trend='parameters' is not allowed: it must be 'parameters' or an option"),
         ({"options": ("start.path=runs/a",)}, "arm base at size a: config.start.path='runs/a' is not allowed: it must"),

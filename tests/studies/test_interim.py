@@ -117,7 +117,8 @@ WORLDS = {
     "an arm that varies": world(noise=(1, 3, 1, 1)),
     "an effect of the margin": world(effect=MARGIN),
     # At the rung to which rates are carried furthest, half of an interval of three pairs is four margins, nearly all of it
-    # by the error of the rate. Twice that settles an arm at once.
+    # by the error of the rate: such an effect is settled at the first look in half of the studies, and twice that at once.
+    "effects of four margins": world(effect=4 * MARGIN, noise=(0.5,) * 4),
     "large effects": world(effect=8 * MARGIN, noise=(0.5,) * 4),
 }
 
