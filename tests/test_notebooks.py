@@ -45,6 +45,20 @@ def test_progress_bars_are_not_kept():
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("raised, stack", [("UserError", False), ("RuntimeError", True)])
+def test_a_users_mistake_is_one_line_and_a_bug_keeps_its_stack_trace(raised, stack):
+    nbformat = pytest.importorskip("nbformat", reason="needs requirements-notebook.txt")
+    nbclient = pytest.importorskip("nbclient", reason="needs requirements-notebook.txt")
+    code = f"try:\n    {{}}['a']\nexcept KeyError:\n    raise {raised}('no a')"
+    cell = nbformat.v4.new_code_cell(f"from xfresearch.runtime.errors import UserError\n{code}")
+    notebook = nbformat.v4.new_notebook(cells=[cell])
+    nbclient.NotebookClient(notebook, allow_errors=True).execute()
+    (shown,) = notebook.cells[0].outputs
+    text = "\n".join(shown["traceback"])
+    assert "no a" in text and ("KeyError" in text) == stack
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_it_runs(file, tmp_path):
     pytest.importorskip("nbclient", reason="needs requirements-notebook.txt")

@@ -24,8 +24,13 @@ _TEXTS |= {"PERMISSION_DENIED": errno.EACCES, "UNAUTHENTICATED": errno.EACCES}
 class UserError(Exception):
     """A mistake in what the user typed or supplied. Its text is one line: the key, the value given, what is allowed.
 
-    Commands print it on standard error and exit with 2. Library users catch it like any exception.
+    Commands print it on standard error and exit with 2. Notebooks show it in place of a stack trace. Library users catch it
+    like any exception.
     """
+
+    def _render_traceback_(self) -> list[str]:
+        """The lines that IPython shows. `%debug` still opens the frame that raised it."""
+        return [f"{type(self).__name__}: {self}"]
 
 
 class NothingMeasured(UserError):
