@@ -81,7 +81,7 @@ HEADLINES = {  # of the README: what was changed: study, arm, and the size if it
     "identity for W_Q, RoPE": ("w_q", "identity", ""),
     "16 layers of one head": ("single_heads", "thin", ""),
     "RMSNorm": ("norms", "rms", ""),
-    "DyT, alpha of 1 at first": ("norms", "dyt", ""),
+    "DyT, alpha of 0.125 at first": ("norms", "dyt", ""),
     "memory slots": ("memory", "all_attention", ""),
     "SwiGLU": ("activations_tuned", "swiglu", ""),
     "GELU": ("activations_tuned", "gelu", ""),
