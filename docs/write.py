@@ -38,8 +38,8 @@ MACHINES = """## The same run on two machines
 
 Some studies have runs of several machines. These are all configs that two of them have trained, on the GPU with jax 0.11.2
 and `JAX_DEFAULT_MATMUL_PRECISION=highest`. Differences are in bits per byte, of the second machine minus the first. The
-study is that of the GPU's run; `norms` and `single_heads` are those from before the ladder. A run at too high a learning rate
-differs most. No run was repeated on an Intel Xeon and an AMD EPYC.
+study is that of the GPU's run; `norms` and `single_heads` are those from before the ladder. A run at too high a learning
+rate differs most. No run was repeated on an Intel Xeon and an AMD EPYC.
 
 """
 CONVERTED_TITLE = "# The conversions\n\nHow they are called: [surgery](../../surgery.md).\n\n"

@@ -1,12 +1,12 @@
 """Is W_Q what joins an encoder and a decoder? Cross-attention, each stack's attention to itself, or both, with the identity
 for W_Q or W_K, with one matrix per head for the two, or with keys that are values (docs/questions/cross_attention.md).
 
-The source is the first 16 of 20 tokens of WikiText-2, and the target is the others. With the source of another row the base
-loses 0.92 to 1.45 nats per token over the ladder (the probe `source`); the margin is at most an eighteenth of that. Targets of
-16 tokens made it 0.03 to 0.09, and prefixes of random length are no measure, as they tell the length of the target. Models
-have the recipe of the ladders (docs/questions/base_recipe.md): over five seeds at w32-x8 it takes 0.26 nats off the base, and
-paired differences have a deviation of 0.018 nats, where AdamW's have 0.03 to 0.07. With :sort the task is to sort letters,
-whose runs differ too much to decide.
+The source is the first 16 of 20 tokens of WikiText-2, and the target is the others. With the source of another row the
+base loses 0.92 to 1.45 nats per token over the ladder (the probe `source`); the margin is at most an eighteenth of that.
+Targets of 16 tokens made it 0.03 to 0.09, and prefixes of random length are no measure, as they tell the length of the
+target. Models have the recipe of the ladders (docs/questions/base_recipe.md): over five seeds at w32-x8 it takes 0.26
+nats off the base, and paired differences have a deviation of 0.018 nats, where AdamW's have 0.03 to 0.07. With :sort the
+task is to sort letters, whose runs differ too much to decide.
 
 Positions are at the embedding: nothing stands between W_Q and W_K^T. With two heads the merged matrices have as many weights
 as the pair, but a larger cache and more FLOPs. Larger models have larger batches, so that all sizes make about as many
