@@ -34,13 +34,23 @@ GOALS = (
     ("float32 studies mapped over seeds", "times of one seed", "studies"),
     ("ladder: 10M and 30M rungs of w_q, norms, single_heads, w_o, then the playground's tasks", "verdicts", "ladder"),
 )
+# Where a row of `bench gpu` of that name is not all that answers.
+COMMANDS = {
+    "all": "make gpu",
+    "decode": "python -m xfresearch.bench gpu --only decode,decode_64,decode_peer,decode_peer_64",
+    "decode_1b": "python -m xfresearch.bench gpu --only decode_1b,decode_1b_64,decode_1b_peer",
+    "update_variants": "python -m xfresearch.bench gpu --only update_variants,update_thin",
+    "growth": "python -m xfresearch.bench gpu --only growth`, and `bench update --grow` with `width`, `depth` or `experts",
+    "ladder": "python -m xfresearch.study --config configs/studies/w_q.py --workdir studies/w_q --add-rung 30m",
+}
 UPDATES = "| row | ms | quartiles | tokens/s | MFU | GB | compile, s | speed |\n|---|---|---|---|---|---|---|---|\n"
 DECODING = "| row | tokens/s | ms per step | quartiles | floors | speed |\n|---|---|---|---|---|---|\n"
 
 
 def tables() -> str:
     """On a GPU, beside the goals."""
-    return goals(_files("gpu"))
+    sessions = _files("gpu")
+    return f"{goals(sessions)}\n{waiting(sessions)}"
 
 
 def measurements() -> str:
@@ -64,6 +74,26 @@ def goals(sessions: list[dict]) -> str:
     for words, goal, row in GOALS:
         lines.append(f"| {words} | {goal} | {' | '.join(_answer(session, row) for session in sessions)} |\n")
     return "".join(lines)
+
+
+def waiting(sessions: list[dict]) -> str:
+    """Which rows have no figure, why not, and the command that measures each."""
+    newest = max(session["date"] for session in sessions)
+    about = f"The newest session was on {newest}; no GPU has been at hand since. So no figure is of a later commit. Rows\n"
+    about += "without one are those that no session came to, or that it stopped:\n"
+    lines = [about, "| row | figure | command |", "|---|---|---|"]
+    for words, _, row in GOALS:
+        command = COMMANDS.get(row, f"python -m xfresearch.bench gpu --only {row}")
+        lines.append(f"| {words} | {_figures(sessions, row)} | `{command}` |")
+    return "\n".join(lines) + "\n"
+
+
+def _figures(sessions: list[dict], name: str) -> str:
+    """The commits that have a figure of a row, or why there is none."""
+    asked = {session["commit"][:7]: session["rows"][name] for session in sessions if name in session["rows"]}
+    ended = [commit for commit, row in asked.items() if row["status"] in ("ok", "failed")]
+    why = [f"none: {row['words']} ({commit})" for commit, row in asked.items()] or ["none: no session came to it"]
+    return ", ".join(ended) if ended else "; ".join(why)
 
 
 def _device(session: dict) -> str:

@@ -1,6 +1,9 @@
 """docs/performance.md: every row that a GPU is asked stands there, with its figure or with words that say why not."""
 
+import re
+
 from docs import performance
+from xfresearch.benchmarks import gpu
 
 OK = {"status": "ok", "seconds": 3.0, "words": "MFU 0.4"}
 SESSION = {"commit": "abcdef123456", "date": "d", "versions": {"jax": "1"}, "machine": {"devices": "1 x H100"}}
@@ -16,6 +19,18 @@ def test_every_goal_has_an_answer():
     assert answers["update_gpt2"] == "MFU 0.4" and answers["loop"] == "failed: MFU 0.4"
     assert answers["decode"] == "not measured: MFU 0.4" and answers["ladder"] == "not measured"
     assert answers["all"] == "2 of 4 rows are ok"
+
+
+def test_a_row_without_a_figure_says_why_and_how_to_get_it():
+    stopped, skipped = OK | {"status": "stopped", "words": "not done"}, OK | {"status": "not run", "words": "no time"}
+    first = SESSION | {"rows": {"update_gpt2": stopped, "loop": OK | {"status": "failed"}, "decode": skipped}}
+    text = performance.waiting([first, SESSION | {"commit": "fedcba9", "date": "e", "rows": {"decode": OK}}])
+    lines = [line.split(" | ") for line in text.splitlines()[5:]]
+    figures = dict(zip([row for *_, row in performance.GOALS], [figure for _, figure, _ in lines], strict=True))
+    assert figures["update_gpt2"] == "none: not done (abcdef1)" and figures["studies"] == "none: no session came to it"
+    assert figures["loop"] == "abcdef1" and figures["decode"] == "fedcba9" and "newest session was on e;" in text
+    named = [name for *_, command in lines for name in re.findall(r"--only ([\w,]+)", command)]
+    assert {name for each in named for name in each.split(",")} <= set(gpu.ROWS) and len(named) == len(lines) - 2
 
 
 def test_a_figure_has_its_command_and_machine():

@@ -62,8 +62,10 @@ SMALL += ("sequence_length=1024", "batch_size=16", "model.vocab_size=50304", "mo
 STUDY: tuple[str, ...] = ("model.width=96", "model.depth=4", "model.blocks.main.attention.heads=3", "model.vocab_size=1024")
 STUDY += ("model.position=none", "model.blocks.main.attention.position=rope", "sequence_length=128", "batch_size=16")
 BIASED = tuple(f"configs/variants.py:{name}" for name in ("alibi", "t5", "relative_key", "adaptive_span", "learned_sink"))
-OTHERS = tuple(f"configs/variants.py:{name}" for name in ("differential", "query_identity_whole", "value_is_key"))
-OTHERS = ("configs/lambda_lm.py", "configs/no_query.py", *OTHERS)
+CHANGES = ("differential", "query_identity_whole", "value_is_key", "macaron", "value_residual")
+OTHERS: tuple[str, ...] = ("configs/lambda_lm.py", "configs/no_query.py", "configs/merged_query.py")
+OTHERS += tuple(f"configs/variants.py:{name}" for name in CHANGES)
+THIN = ("configs/single_head_deep.py", "batch_size=16", "model.vocab_size=50304", "model.dtype=bfloat16")
 ROPE, DOCUMENTS = (f"xfresearch/benchmarks/positions.py:{name}" for name in ("rope", "documents"))
 LOOP_FLAGS = ("--config.batch_size=32", "--updates", "20", "--rounds", "3", "--json", "{figures}")
 LOOP = ("xfresearch.bench", "loop", *GPT2_FILE, *LOOP_FLAGS)
@@ -102,8 +104,12 @@ ROWS = {
         seconds=120,
     ),
     "update_variants": Row(
-        "other attentions beside softmax's", _update("configs/variants.py", *SMALL, beside=OTHERS), gpu=True, seconds=90
+        "other attentions, and a block with two feed-forward layers, beside softmax's",
+        _update("configs/variants.py", *SMALL, beside=OTHERS),
+        gpu=True,
+        seconds=150,
     ),
+    "update_thin": Row("144 layers of one head of 64, 16 x 1024", _update(*THIN), gpu=True),
     "studies": Row(
         "a small model of the studies, float32: 5 seeds in one program beside one",
         _update("configs/variants.py:tiny", *STUDY, flags=("--together", "5")),
