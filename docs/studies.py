@@ -6,6 +6,7 @@ design, the results of the runs and the report. A run that several studies have 
 
 import json
 import math
+from collections import Counter
 from itertools import combinations
 from pathlib import Path
 from statistics import mean, median, quantiles
@@ -130,10 +131,21 @@ def answers() -> str:
     for words, (name, arm, size) in HEADLINES.items():
         outcome = _results(name)
         actual = outcome["sizes"][size]["arms"][arm] if size else outcome["ladder"][arm]
-        difference = actual["difference"]
+        difference, verdict = actual["difference"], actual["verdict"] if size else _over_rungs(outcome, arm)
         label = f"{words} vs. {BASELINES[outcome['study']['baseline']]}"
-        groups[label] = [Interval("", difference["mean"], difference["low"], difference["high"], actual["verdict"])]
-    return _coloured(intervals(f"Fourteen changes: {HEADLINE_AXIS}", groups, common.MARGIN, HEADLINE_AXIS, left=350))
+        groups[label] = [Interval("", difference["mean"], difference["low"], difference["high"], verdict)]
+    return _coloured(intervals(f"Fourteen changes: {HEADLINE_AXIS}", groups, common.MARGIN, HEADLINE_AXIS))
+
+
+def _over_rungs(outcome: dict, arm: str) -> str:
+    """The verdict over the ladder; if there is none, the most frequent one of its rungs and how many have it."""
+    verdict = outcome["ladder"][arm]["verdict"]
+    each = [here["arms"][arm]["verdict"] for here in outcome["sizes"].values()]
+    decided = Counter(each) - Counter({"undecided": len(each)})
+    if verdict != "undecided" or not decided:
+        return verdict
+    ((most, number),) = decided.most_common(1)
+    return f"{most} at {number} of {len(each)} rungs"
 
 
 def pictures() -> list[str]:

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from xfresearch.pages.intervals import LEFT, MIDDLE, Interval, intervals
+from xfresearch.pages.intervals import LETTER, MIDDLE, SIDE, Interval, intervals
 
 GROUPS = {
     "a <b>": [Interval("small", 0.02, 0.01, 0.03, "worse"), Interval("large", -0.05, -0.07, -0.03)],
@@ -19,7 +19,7 @@ def numbers(pattern: str) -> list[float]:
 
 def test_every_value_lies_where_its_number_says():
     low, high = -0.07, 0.03  # the ends of all intervals, with 5 % of room at both sides
-    x = lambda value: LEFT + MIDDLE * (value - low + 0.005) / (high - low + 0.01)  # noqa: E731
+    x = lambda value: SIDE + MIDDLE * (value - low + 0.005) / (high - low + 0.01)  # noqa: E731
     assert numbers(r'circle cx="([\d.]+)"') == pytest.approx([x(0.02), x(-0.05), x(0)], abs=0.06)
     lines = re.findall(r'd="M([\d.]+) [\d.]+H([\d.]+)"', SVG)
     assert [float(end) for line in lines for end in line] == pytest.approx(
@@ -38,3 +38,17 @@ def test_names_are_escaped_and_ticks_are_round():
 def test_rows_do_not_overlap():
     heights = numbers(r'cy="([\d.]+)"')
     assert heights == sorted(heights) and min(b - a for a, b in zip(heights, heights[1:], strict=False)) >= 18
+
+
+def test_the_row_of_the_whole_group_stands_out():
+    rows = [Interval("small", 0.1, 0.0, 0.2), Interval("large", 0.3, 0.2, 0.4), Interval("both", 0.2, 0.1, 0.3, whole=True)]
+    svg = intervals("a", {"b": rows}, 0.01, "loss")
+    assert re.findall(r'<circle [^>]*r="(\d)" fill="var\(--(\w+)', svg) == [("4", "run1"), ("4", "run1"), ("5", "model")]
+
+
+def test_long_names_and_words_have_room():
+    name, words = "a" * 60, "b" * 40
+    svg = intervals("a", {name: [Interval("c", 0.0, -1.0, 1.0, words)]}, 0.01, "loss")
+    begin = float(re.search(r'd="M([\d.]+) [\d.]+H', svg)[1])
+    at, width = float(re.search(r'x="([\d.]+)"[^>]*>c: b', svg)[1]), int(re.search(r'width="(\d+)"', svg)[1])
+    assert begin > 8 + 12 * LETTER * len(name) and width > at + 10.5 * LETTER * len(f"c: {words}")

@@ -2,12 +2,14 @@
 difference."""
 
 import math
+from collections.abc import Iterable
 from html import escape
 from typing import NamedTuple
 
-LEFT, MIDDLE, RIGHT = 210, 330, 120  # widths of names, of the axis, and of words
+MIDDLE = 330  # width of the axis
+SIDE = 110  # the least width beside it, for the ends of its title
+LETTER = 0.57  # width of a letter of a wide sans-serif font, in sizes of the font
 ROW, GROUP, AXIS = 18, 8, 44  # heights of a row, between groups, and of the axis below
-COLOURS = ("training", "model", "run1", "run2")  # of the first, second, ... row of a group
 TICKS = 5
 
 
@@ -19,10 +21,13 @@ class Interval(NamedTuple):
     low: float
     high: float
     words: str = ""  # to the right of it
+    whole: bool = False  # whether it is about the other rows of the group, such as their mean
 
 
-def intervals(title: str, groups: dict[str, list[Interval]], margin: float, unit: str, left: int = LEFT) -> str:
-    """The picture of {name: its rows}. Values within +-margin are in the band. `left` is the width of the names."""
+def intervals(title: str, groups: dict[str, list[Interval]], margin: float, unit: str) -> str:
+    """The picture of {name: its rows}. Values within +-margin are in the band."""
+    left = _width(groups, 12)
+    right = _width([_words(row) for rows in groups.values() for row in rows], 10.5)
     ends = [end for rows in groups.values() for row in rows for end in (row.low, row.high)]
     low, high = min([*ends, -1.5 * margin]), max([*ends, 1.5 * margin])
     room = 0.05 * (high - low)
@@ -39,23 +44,28 @@ def intervals(title: str, groups: dict[str, list[Interval]], margin: float, unit
     for name, rows in groups.items():
         middle = y + len(rows) * ROW / 2
         parts.append(_text(8, middle + 4, name, "start", "ink", 12))
-        for number, row in enumerate(rows):
-            parts.append(_row(row, y + ROW / 2, x, f"var(--{COLOURS[number % len(COLOURS)]})"))
+        for row in rows:
+            parts.append(_row(row, y + ROW / 2, x))
             parts.append(_text(left + MIDDLE + 8, y + ROW / 2 + 4, _words(row), "start", size=10.5))
             y += ROW
         y += GROUP
     parts += [_text(x(tick), height + 16, f"{tick:+.3g}" if tick else "0", "middle") for tick in _ticks(low, high)]
     parts.append(_text(left + MIDDLE / 2, height + 34, unit, "middle"))
-    width, height = left + MIDDLE + RIGHT, height + AXIS
+    width, height = left + MIDDLE + right, height + AXIS
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" role="img" aria-label="{escape(title)}" width="{width}" '
         f'height="{height:g}" viewBox="0 0 {width} {height:g}" font-family="system-ui, sans-serif">{"".join(parts)}</svg>\n'
     )
 
 
-def _row(row: Interval, y: float, x, colour: str) -> str:
-    line = f'<path d="M{x(row.low):.1f} {y:g}H{x(row.high):.1f}" stroke="{colour}" stroke-width="2"/>'
-    dot = f'<circle cx="{x(row.value):.1f}" cy="{y:g}" r="4" fill="{colour}"/>'
+def _width(texts: Iterable[str], size: float) -> int:
+    return max(SIDE, *(16 + math.ceil(LETTER * size * len(text)) for text in texts))
+
+
+def _row(row: Interval, y: float, x) -> str:
+    colour, width = ("var(--model)", 3) if row.whole else ("var(--run1)", 2)
+    line = f'<path d="M{x(row.low):.1f} {y:g}H{x(row.high):.1f}" stroke="{colour}" stroke-width="{width}"/>'
+    dot = f'<circle cx="{x(row.value):.1f}" cy="{y:g}" r="{width + 2}" fill="{colour}"/>'
     return line + dot
 
 

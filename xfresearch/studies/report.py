@@ -125,12 +125,16 @@ def picture(outcome: Mapping) -> str:
     for arm in study["arms"]:
         decided = {size: here["arms"][arm] for size, here in outcome["sizes"].items() if "difference" in here["arms"][arm]}
         if decided:
-            each = {name: (own["difference"], own["verdict"]) for name, own in decided.items()}
+            groups[arm] = [_interval(name, own) for name, own in decided.items()]
             if (own := outcome["ladder"].get(arm)) and len(decided) > 1:
-                each[all_sizes(outcome)] = own["difference"], own["verdict"]
-            groups[arm] = [Interval(name, d["mean"], d["low"], d["high"], verdict) for name, (d, verdict) in each.items()]
+                groups[arm].append(_interval(all_sizes(outcome), own)._replace(whole=True))
     label = f"{UNITS[study['metric']]} beside {study['baseline']}: less is better. Lines are 95 % intervals"
     return intervals(study["question"], groups, study["margin"], label) if groups else ""
+
+
+def _interval(name: str, decided: Mapping) -> Interval:
+    difference = decided["difference"]
+    return Interval(name, difference["mean"], difference["low"], difference["high"], decided["verdict"])
 
 
 def training(outcome: Mapping) -> str:
