@@ -29,6 +29,7 @@ MEASURED = "## What was measured\n\n"
 STUDIES = {
     "w_o": "w_o.py",
     "w_o_pre_norm": "w_o.py:pre_norm",
+    "w_o_small": "w_o.py:small",
     "null": "null.py",
     "w_o_layouts": "w_o.py:layouts",
     "w_q": "w_q.py",
@@ -64,7 +65,7 @@ SHAZEER = {  # nats per token of T5 base after 524,288 updates (2020, table 1)
 GENERATED = ("norms_majority", "lambda_recall", "cross_attention")
 
 ANSWERS = {  # page of docs/questions: its studies
-    "w_o": ("w_o", "w_o_pre_norm", "w_o_layouts"),
+    "w_o": ("w_o", "w_o_pre_norm", "w_o_small", "w_o_layouts"),
     "w_q": ("w_q", "w_q_adamw", "w_q_merged", "w_q_one_head"),
     "single_heads": ("single_heads",),
     "norms": ("norms", "norms_alpha", "norms_majority"),

@@ -1,8 +1,8 @@
 """Is W_O redundant without the norm after it? The saved parameters are given back to the feed-forward layer, or not (the
 arms called smaller).
 
-With :pre_norm the same runs beside pre-norm. With :layouts pre-norm against layouts with fewer norms, skips or matrices
-between attention and feed-forward layer."""
+With :pre_norm the same runs beside pre-norm. With :small one rung of the ladder, with rates that are tuned there. With
+:layouts pre-norm against layouts with fewer norms, skips or matrices between attention and feed-forward layer."""
 
 from xfresearch.configs.studies import common
 from xfresearch.configs.studies.common import block
@@ -11,7 +11,7 @@ IDENTITIES = ("attention.value=identity", "attention.output=identity")
 
 
 def get_config(size: str = "full"):
-    study = common.base(size, sizes=(*common.SIZES, "pre_norm", "layouts"))
+    study = common.base(size, sizes=(*common.SIZES, "pre_norm", "small", "layouts"))
     if size == "layouts":
         return _layouts(study)
     study.question = "Is W_O redundant without the norm after it?"
@@ -25,7 +25,7 @@ def get_config(size: str = "full"):
     study.arms.fused_output_smaller, study.solve_in.fused_output_smaller = study.arms.fused_output, ""
     if size != "tiny":
         common.ladder(study)
-    return _beside_pre_norm(study) if size == "pre_norm" else study
+    return {"pre_norm": _beside_pre_norm, "small": _small}.get(size, lambda study: study)(study)
 
 
 def _beside_pre_norm(study):
@@ -33,6 +33,18 @@ def _beside_pre_norm(study):
     study.question = "What do layouts in which W_O can go cost beside pre-norm?"
     study.rule = "Nothing, if fused_output or fused_output_smaller is equivalent to or better than pre_norm over the ladder."
     study.baseline, study.matched_to = "pre_norm", study.baseline
+    return study
+
+
+def _small(study):
+    """The rates of small-x4 are carried from smaller models in the ladder, and the intervals there are 0.11 to 0.17 wide on
+    each side by that. It is the largest rung that two cores can tune in an hour."""
+    study.question = "Is W_O redundant without the norm after it, with rates that are tuned at 0.54 M parameters?"
+    study.rule = "What the ladder has at its smaller rungs holds there if fused_output is better than no_residual_between."
+    study.arms = {name: arm for name, arm in study.arms.items() if name != "fused_output_smaller"}
+    study.solve_in = {}
+    study.sizes, study.budgets, study.tune_at, study.more_sizes = {"small": common.SMALL}, (4.0,), (), {}
+    study.rates = tuple(rate / 2 for rate in common.LADDER_RATES)
     return study
 
 
