@@ -308,7 +308,8 @@ NAMED = [f"{file}:{size}" for file in FILES for size in SIZES]
 
 OTHERS = "w_q.py:adamw", "w_q.py:merged", "w_q.py:one_head", "w_o.py:layouts", "memory.py:beside", "activations.py:tuned"
 OTHERS += "w_o.py:pre_norm", "w_o.py:small", "lambda_layers.py:recall", "recent.py:differential", "experts.py:parameters"
-OTHERS += "experts.py:slots", "norms.py:majority", *(f"playground.py:{task}" for task in ("mano", "lano", "brevo", "depo", "capo"))
+OTHERS += "experts.py:slots", "norms.py:majority"
+OTHERS += tuple(f"playground.py:{task}" for task in ("mano", "lano", "brevo", "depo", "capo"))
 
 
 def cases() -> list:
