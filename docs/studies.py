@@ -33,9 +33,11 @@ STUDIES = {
     "null": "null.py",
     "w_o_layouts": "w_o.py:layouts",
     "w_q": "w_q.py",
+    "w_q_small": "w_q.py:small",
     "memory": "memory.py",
     "memory_beside": "memory.py:beside",
     "norms": "norms.py",
+    "norms_small": "norms.py:small",
     "activations": "activations.py",
     "activations_tuned": "activations.py:tuned",
     "experts": "experts.py",
@@ -66,9 +68,9 @@ GENERATED = ("norms_majority", "lambda_recall", "cross_attention")
 
 ANSWERS = {  # page of docs/questions: its studies
     "w_o": ("w_o", "w_o_pre_norm", "w_o_small", "w_o_layouts"),
-    "w_q": ("w_q", "w_q_adamw", "w_q_merged", "w_q_one_head"),
+    "w_q": ("w_q", "w_q_small", "w_q_adamw", "w_q_merged", "w_q_one_head"),
     "single_heads": ("single_heads",),
-    "norms": ("norms", "norms_alpha", "norms_majority"),
+    "norms": ("norms", "norms_small", "norms_alpha", "norms_majority"),
     "memory": ("memory", "memory_beside"),
     "activations": ("activations", "activations_tuned"),
     "experts": ("experts", "experts_parameters", "experts_slots"),

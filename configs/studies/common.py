@@ -70,3 +70,11 @@ def ladder(study) -> None:
     study.sizes, study.budgets = {"nano": NANO, "micro": MICRO, "small": SMALL}, (4.0, 12.0)
     study.tune_at, study.rate_runs, study.rates = ("nano-x4", "nano-x12", "micro-x4"), 3, LADDER_RATES
     study.seeds, study.deviation = 4, 0.008
+
+
+def tuned_at_small(study, arms: tuple[str, ...]) -> None:
+    """Makes a ladder one rung, small-x4, with some of its arms and with rates that are tuned there. The ladder carries those
+    of smaller models to it. It is the largest that two cores can tune in an hour."""
+    study.arms, study.solve_in = {name: study.arms[name] for name in arms}, {}
+    study.sizes, study.budgets, study.tune_at, study.more_sizes = {"small": SMALL}, (4.0,), (), {}
+    study.rates = tuple(rate / 2 for rate in LADDER_RATES)

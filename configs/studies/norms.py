@@ -1,5 +1,5 @@
 """LayerNorm's two jobs, and norms that leave one or both out: on text, and with :majority on the task of Brody et al. With
-:alpha the values at which dynamic tanh may start.
+:small one rung of the ladder, with rates that are tuned there, and with :alpha the values at which dynamic tanh may start.
 
 In the text models the embedding is multiplied by a trained number that starts at sqrt(width), as Zhu et al. do for dynamic
 tanh. So the numbers of the stream start with a deviation of 1, and the sublayers read inputs of about the same scale in all
@@ -19,7 +19,7 @@ RULE = (
 
 
 def get_config(size: str = "full"):
-    study = common.base(size, sizes=(*common.SIZES, "alpha", "majority"))
+    study = common.base(size, sizes=(*common.SIZES, "small", "alpha", "majority"))
     study.question, study.rule = "What do LayerNorm's projection and scaling each do?", RULE.format(where="the ladder")
     study.baseline = "layer"
     if size == "majority":
@@ -30,6 +30,13 @@ def get_config(size: str = "full"):
     study.arms.dyt += block(f"norm_alpha={ALPHA}")
     if size != "tiny":
         common.ladder(study)
+    return _small(study) if size == "small" else study
+
+
+def _small(study):
+    study.question = "What do LayerNorm's projection and scaling each do, with rates that are tuned at 0.54 M parameters?"
+    study.rule = RULE.format(where="this rung")
+    common.tuned_at_small(study, ("layer", "rms", "project", "none"))
     return study
 
 

@@ -37,14 +37,9 @@ def _beside_pre_norm(study):
 
 
 def _small(study):
-    """The rates of small-x4 are carried from smaller models in the ladder, and the intervals there are 0.11 to 0.17 wide on
-    each side by that. It is the largest rung that two cores can tune in an hour."""
     study.question = "Is W_O redundant without the norm after it, with rates that are tuned at 0.54 M parameters?"
     study.rule = "What the ladder has at its smaller rungs holds there if fused_output is better than no_residual_between."
-    study.arms = {name: arm for name, arm in study.arms.items() if name != "fused_output_smaller"}
-    study.solve_in = {}
-    study.sizes, study.budgets, study.tune_at, study.more_sizes = {"small": common.SMALL}, (4.0,), (), {}
-    study.rates = tuple(rate / 2 for rate in common.LADDER_RATES)
+    common.tuned_at_small(study, ("no_residual_between", "fused_output", "pre_norm"))
     return study
 
 

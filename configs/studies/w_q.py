@@ -1,6 +1,6 @@
-"""Is W_Q redundant? Replaced by the identity, with RoPE. With :adamw at two rungs with AdamW, as all studies were before the
-ladder. With :merged also merged with W_K, which RoPE does not allow: all arms then have T5's positions. With :one_head the
-same for models of one head.
+"""Is W_Q redundant? Replaced by the identity, with RoPE. With :small at one rung of the ladder, with rates that are tuned
+there. With :adamw at two rungs with AdamW, as all studies were before the ladder. With :merged also merged with W_K, which
+RoPE does not allow: all arms then have T5's positions. With :one_head the same for models of one head.
 
 window_8 says how much attention to far tokens is worth at each rung. There is no arm with a merged matrix of the head's
 rank, because it equals the learned pair (tests/models/test_attention_matrices.py)."""
@@ -13,7 +13,7 @@ T5 = block("attention.position=t5")
 
 
 def get_config(size: str = "full"):
-    study = common.base(size, sizes=(*common.SIZES, "adamw", "merged", "one_head"))
+    study = common.base(size, sizes=(*common.SIZES, "small", "adamw", "merged", "one_head"))
     study.baseline = "learned"
     if size in ("merged", "one_head"):
         return _merged(study, one_head=size == "one_head")
@@ -34,6 +34,16 @@ def get_config(size: str = "full"):
         del study.arms.window_8
     else:
         common.ladder(study)
+    return _small(study) if size == "small" else study
+
+
+def _small(study):
+    study.question = "Is W_Q redundant, with rates that are tuned at 0.54 M parameters?"
+    study.rule = (
+        "It is there, if the identity is equivalent to or better than the learned one. Attention to far tokens pays there, "
+        "if window_8 is worse."
+    )
+    common.tuned_at_small(study, ("learned", "identity", "window_8"))
     return study
 
 
