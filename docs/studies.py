@@ -30,6 +30,7 @@ STUDIES = {
     "w_o": "w_o.py",
     "w_o_pre_norm": "w_o.py:pre_norm",
     "w_o_small": "w_o.py:small",
+    "w_o_small_pre_norm": "w_o.py:small_pre_norm",
     "null": "null.py",
     "w_o_layouts": "w_o.py:layouts",
     "w_q": "w_q.py",
@@ -67,7 +68,7 @@ SHAZEER = {  # nats per token of T5 base after 524,288 updates (2020, table 1)
 GENERATED = ("norms_majority", "lambda_recall", "cross_attention")
 
 ANSWERS = {  # page of docs/questions: its studies
-    "w_o": ("w_o", "w_o_pre_norm", "w_o_small", "w_o_layouts"),
+    "w_o": ("w_o", "w_o_pre_norm", "w_o_small", "w_o_small_pre_norm", "w_o_layouts"),
     "w_q": ("w_q", "w_q_small", "w_q_adamw", "w_q_merged", "w_q_one_head"),
     "single_heads": ("single_heads",),
     "norms": ("norms", "norms_small", "norms_alpha", "norms_majority"),
@@ -81,7 +82,7 @@ ANSWERS = {  # page of docs/questions: its studies
 }
 
 HEADLINES = {  # of the README: what was changed: study, arm, and the size if it is not all of them
-    "W_O W_1 as one matrix, no norm or skip between": ("w_o_pre_norm", "fused_output", ""),
+    "W_O W_1 as one matrix, no norm or skip between": ("w_o_small_pre_norm", "fused_output", "small-x4"),
     "identity for W_Q, RoPE": ("w_q", "identity", ""),
     "16 layers of one head": ("single_heads", "thin", ""),
     "RMSNorm": ("norms", "rms", ""),

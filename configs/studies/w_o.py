@@ -1,8 +1,9 @@
 """Is W_O redundant without the norm after it? The saved parameters are given back to the feed-forward layer, or not (the
 arms called smaller).
 
-With :pre_norm the same runs beside pre-norm. With :small one rung of the ladder, with rates that are tuned there. With
-:layouts pre-norm against layouts with fewer norms, skips or matrices between attention and feed-forward layer."""
+With :pre_norm the same runs beside pre-norm. With :small one rung of the ladder, with rates that are tuned there, and
+with :small_pre_norm these runs beside pre-norm. With :layouts pre-norm against layouts with fewer norms, skips or
+matrices between attention and feed-forward layer."""
 
 from xfresearch.configs.studies import common
 from xfresearch.configs.studies.common import block
@@ -11,7 +12,7 @@ IDENTITIES = ("attention.value=identity", "attention.output=identity")
 
 
 def get_config(size: str = "full"):
-    study = common.base(size, sizes=(*common.SIZES, "pre_norm", "small", "layouts"))
+    study = common.base(size, sizes=(*common.SIZES, "pre_norm", "small", "small_pre_norm", "layouts"))
     if size == "layouts":
         return _layouts(study)
     study.question = "Is W_O redundant without the norm after it?"
@@ -25,22 +26,26 @@ def get_config(size: str = "full"):
     study.arms.fused_output_smaller, study.solve_in.fused_output_smaller = study.arms.fused_output, ""
     if size != "tiny":
         common.ladder(study)
-    return {"pre_norm": _beside_pre_norm, "small": _small}.get(size, lambda study: study)(study)
+    if size.startswith("small"):
+        _small(study)
+    if size.endswith("pre_norm"):
+        _beside_pre_norm(study)
+    return study
 
 
 def _beside_pre_norm(study):
     """It trains nothing with --reuse of the study itself, because its arms have the same updates."""
     study.question = "What do layouts in which W_O can go cost beside pre-norm?"
     study.rule = "Nothing, if fused_output or fused_output_smaller is equivalent to or better than pre_norm over the ladder."
+    if len(study.sizes) == 1:
+        study.rule = "Nothing at this rung, if fused_output is equivalent to or better than pre_norm."
     study.baseline, study.matched_to = "pre_norm", study.baseline
-    return study
 
 
 def _small(study):
     study.question = "Is W_O redundant without the norm after it, with rates that are tuned at 0.54 M parameters?"
     study.rule = "What the ladder has at its smaller rungs holds there if fused_output is better than no_residual_between."
     common.tuned_at_small(study, ("no_residual_between", "fused_output", "pre_norm"))
-    return study
 
 
 def _layouts(study):

@@ -307,8 +307,9 @@ NAMED = [f"{file}:{size}" for file in FILES for size in SIZES]
 
 
 OTHERS = "w_q.py:adamw", "w_q.py:merged", "w_q.py:one_head", "w_q.py:small", "w_o.py:layouts", "w_o.py:pre_norm"
-OTHERS += "w_o.py:small", "norms.py:small", "norms.py:majority", "memory.py:beside", "activations.py:tuned"
-OTHERS += "lambda_layers.py:recall", "recent.py:differential", "experts.py:parameters", "experts.py:slots"
+OTHERS += "w_o.py:small", "w_o.py:small_pre_norm", "norms.py:small", "norms.py:majority", "memory.py:beside"
+OTHERS += "activations.py:tuned", "lambda_layers.py:recall", "recent.py:differential", "experts.py:parameters"
+OTHERS += ("experts.py:slots",)
 OTHERS += tuple(f"playground.py:{task}" for task in ("mano", "lano", "brevo", "depo", "capo"))
 
 
