@@ -126,11 +126,11 @@ def write_report(workdir: str) -> None:
     from etils import epath
 
     from xfresearch.runtime.files import inside, read_object
-    from xfresearch.studies import conducting, report
+    from xfresearch.studies import conducting
 
     results = read_object(inside(workdir, conducting.RESULTS))
     try:
-        report.write(epath.Path(workdir), results)
+        conducting.write_figures(epath.Path(workdir), results)
     except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError, StopIteration, RecursionError) as error:
         raise UserError(
             f"{workdir}/{conducting.RESULTS} is damaged or of another version ({type(error).__name__}: {error}): run the "
@@ -169,7 +169,7 @@ def parser() -> command.Parser:
     made.add_argument("--workdir", metavar="DIR", required=True, help="directory of the study, local or gs://")
     made.add_argument("--plan", action="store_true", help="print the plan, and end")
     made.add_argument("--time", action="store_true", help="print the plan, time an update of every arm, and end")
-    made.add_argument("--report", action="store_true", help="write the report again from results.json, and end")
+    made.add_argument("--report", action="store_true", help="write report and differences again from results.json, and end")
     jobs.add_flag(made.add_argument, "run")
     together = "train the runs of a cell that are ready in one program: where that is faster (default), always or never"
     made.add_argument("--together", choices=("auto", "always", "never"), metavar="WAY", help=together)

@@ -286,7 +286,7 @@ def test_a_budget_is_tokens_for_each_parameter_of_the_baseline():
 def test_a_size_of_the_further_ones_joins_the_ladder():
     study = replace(STUDY, more_sizes={"c": ("model.width=96",)})
     assert list(design.with_sizes(study, ["c", "a"]).sizes) == ["a", "b", "c"]
-    with pytest.raises(UserError, match="add_rung='d' is not allowed: it must be one of config.more_sizes, c"):
+    with pytest.raises(UserError, match="--add-rung=d is not allowed: it must be one of config.more_sizes, c"):
         design.with_sizes(study, ["d"])
 
 

@@ -176,7 +176,7 @@ def test_a_rung_is_added_without_making_a_run_again(config, finished, tmp_path, 
     monkeypatch.setattr(conducting, "run_trial", None)
     run(config, tmp_path)  # keeps it
     assert len(ledger.read(tmp_path)) == 2
-    with pytest.raises(UserError, match="add_rung='w40' is not allowed: it must be one of config.more_sizes, w32"):
+    with pytest.raises(UserError, match="--add-rung=w40 is not allowed: it must be one of config.more_sizes, w32"):
         run(config, tmp_path, "--add-rung", "w40")
 
 

@@ -162,7 +162,8 @@ def test_runs_that_a_design_does_not_need_now_stay_in_the_file(config, finished,
 def test_the_report_is_written_again_without_data(finished, tmp_path, capsys):
     (tmp_path / "results.json").write_bytes((finished / "results.json").read_bytes())
     study.main(["--report", "--workdir", str(tmp_path)])
-    assert (tmp_path / "report.md").read_text() == (finished / "report.md").read_text()
+    for name in ("report.md", "differences.csv", "differences.tex", "differences.svg"):
+        assert (tmp_path / name).read_text() == (finished / name).read_text()
     sizes = read_object(finished / "results.json") | {"sizes": {}}
     for wrong in ({"study": {}}, {"study": []}, sizes):
         write_json(tmp_path / "results.json", wrong)

@@ -261,9 +261,15 @@ def write_report(ladder: Ladder, store: Store, solved: Mapping[Cell, Matched], e
     concluded["versions"] = ledger.conclude(folder, report.verdicts(concluded))
     write_json(folder / RESULTS, concluded)
     results = read_object(inside(folder, RESULTS))  # the report is made of what is stored
-    report.write(folder, results)
-    exports.write(folder, concluded, ended, report.picture(results))
+    exports.write_runs(folder, results, ended)
+    write_figures(folder, results)
     return results
+
+
+def write_figures(folder, results: Mapping) -> None:
+    """Writes what is made of results.json alone: the report, and the differences for other programs."""
+    report.write(folder, results)
+    exports.write_differences(folder, results, report.picture(results))
 
 
 def _held_out_data(config: Config) -> str:

@@ -142,7 +142,8 @@ def with_sizes(study: Study, names: Iterable[str]) -> Study:
     new = [name for name in names if name not in study.sizes]
     for name in new:
         allowed = f"one of config.more_sizes, {', '.join(study.more_sizes) or 'which has none'}"
-        require(name in study.more_sizes, "add_rung", name, f"{allowed}{nearest(name, study.more_sizes)}")
+        if name not in study.more_sizes:
+            raise UserError(f"--add-rung={name} is not allowed: it must be {allowed}{nearest(name, study.more_sizes)}")
     more = {name: study.more_sizes[name] for name in new}
     larger = dataclasses.replace(study, sizes=study.sizes | more)
     return dataclasses.replace(larger, sizes=_ascending(larger)) if more else study

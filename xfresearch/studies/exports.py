@@ -14,9 +14,13 @@ RUN = ("rung", "size", "tokens_per_parameter", "arm", "parameters", "tokens", "l
 DIFFERENCE = ("rung", "arm", "parameters", "tokens", "difference", "low", "high", "error", "p", "p_equivalent", "verdict")
 
 
-def write(folder, outcome: Mapping, results: Mapping[Trial, Mapping], picture: str) -> None:
-    """The files, in a study's directory. picture: an SVG element, '' for none."""
+def write_runs(folder, outcome: Mapping, results: Mapping[Trial, Mapping]) -> None:
+    """runs.csv, in a study's directory."""
     write_text(folder / "runs.csv", _csv(RUN, runs(outcome, results)))
+
+
+def write_differences(folder, outcome: Mapping, picture: str) -> None:
+    """The other files. picture: an SVG element, '' for none."""
     rows = differences(outcome)
     write_text(folder / "differences.csv", _csv(DIFFERENCE, rows))
     write_text(folder / "differences.tex", latex(outcome, rows))
