@@ -12,7 +12,7 @@
 # make lock       writes requirements.lock, the exact versions for every supported Python
 # make libtpu     installs the TPU compiler for python -m xfresearch.plan; it runs without a TPU
 # make plans      compiles the named plans for TPUs; hours on two cores, continues after an interruption
-# make studies    runs what is missing of the studies of docs/questions; from nothing 32 hours on two cores, continues after an interruption
+# make studies    runs what is missing of the studies of docs/questions; from nothing 34 hours on two cores, continues after an interruption
 # make rooms      computes what is missing of the table of variants in rooms (docs/data/rooms.json); an hour or two from nothing
 # make docs       regenerates the generated parts of docs/ from the code and docs/data/
 # make notebooks  executes the notebooks of docs/notebooks and keeps their outputs
