@@ -54,7 +54,8 @@ def differences(outcome: Mapping) -> list[tuple]:
         for name, arm in here["arms"].items():
             if "difference" in arm:
                 each = arm["difference"]
-                figures = (each["mean"], each["low"], each["high"], each["error"], arm["p_corrected"], arm["p_equivalent"])
+                error = each.get("error", "")  # t tests of pairs, from before the ladder, keep none
+                figures = (each["mean"], each["low"], each["high"], error, arm["p_corrected"], arm["p_equivalent"])
                 rows.append((rung, name, arm["parameters"], arm["tokens"], *figures, arm["verdict"]))
     return rows
 
