@@ -34,14 +34,15 @@ GOALS = (
     ("float32 studies mapped over seeds", "times of one seed", "studies"),
     ("ladder: 10M and 30M rungs of w_q, norms, single_heads, w_o, then the playground's tasks", "verdicts", "ladder"),
 )
+ONLY = "`python -m xfresearch.bench gpu --only {}`"
 # Where a row of `bench gpu` of that name is not all that answers.
 COMMANDS = {
-    "all": "make gpu",
-    "decode": "python -m xfresearch.bench gpu --only decode,decode_64,decode_peer,decode_peer_64",
-    "decode_1b": "python -m xfresearch.bench gpu --only decode_1b,decode_1b_64,decode_1b_peer",
-    "update_variants": "python -m xfresearch.bench gpu --only update_variants,update_thin",
-    "growth": "python -m xfresearch.bench gpu --only growth`, and `bench update --grow` with `width`, `depth` or `experts",
-    "ladder": "python -m xfresearch.study --config configs/studies/w_q.py --workdir studies/w_q --add-rung 30m",
+    "all": "`make gpu`",
+    "decode": ONLY.format("decode,decode_64,decode_peer,decode_peer_64"),
+    "decode_1b": ONLY.format("decode_1b,decode_1b_64,decode_1b_peer"),
+    "update_variants": ONLY.format("update_variants,update_thin"),
+    "growth": ONLY.format("growth") + ", and `bench update --grow` with `width`, `depth` or `experts`",
+    "ladder": "`python -m xfresearch.study --config configs/studies/w_q.py --workdir studies/w_q --add-rung 30m`",
 }
 UPDATES = "| row | ms | quartiles | tokens/s | MFU | GB | compile, s | speed |\n|---|---|---|---|---|---|---|---|\n"
 DECODING = "| row | tokens/s | ms per step | quartiles | floors | speed |\n|---|---|---|---|---|---|\n"
@@ -83,14 +84,13 @@ def waiting(sessions: list[dict]) -> str:
     about += "without one are those that no session came to, or that it stopped:\n"
     lines = [about, "| row | figure | command |", "|---|---|---|"]
     for words, _, row in GOALS:
-        command = COMMANDS.get(row, f"python -m xfresearch.bench gpu --only {row}")
-        lines.append(f"| {words} | {_figures(sessions, row)} | `{command}` |")
+        lines.append(f"| {words} | {_figures(sessions, row)} | {COMMANDS.get(row, ONLY.format(row))} |")
     return "\n".join(lines) + "\n"
 
 
 def _figures(sessions: list[dict], name: str) -> str:
     """The commits that have a figure of a row, or why there is none."""
-    asked = {session["commit"][:7]: session["rows"][name] for session in sessions if name in session["rows"]}
+    asked = {session["commit"][:7]: row for session in sessions if (row := _row(session, name))}
     ended = [commit for commit, row in asked.items() if row["status"] in ("ok", "failed")]
     why = [f"none: {row['words']} ({commit})" for commit, row in asked.items()] or ["none: no session came to it"]
     return ", ".join(ended) if ended else "; ".join(why)
@@ -100,11 +100,16 @@ def _device(session: dict) -> str:
     return session["machine"]["devices"].removeprefix("1 x ")
 
 
+def _row(session: dict, name: str) -> dict | None:
+    """A row of a session; None if it did not come to it. Without a row 'all', its other rows say how it went."""
+    rows = session["rows"]
+    if name == "all" and name not in rows:
+        return {"status": "ok", "words": f"{sum(row['status'] == 'ok' for row in rows.values())} of {len(rows)} rows are ok"}
+    return rows.get(name)
+
+
 def _answer(session: dict, name: str) -> str:
-    row = session["rows"].get(name)
-    if name == "all" and not row:
-        rows = session["rows"].values()
-        return f"{sum(row['status'] == 'ok' for row in rows)} of {len(rows)} rows are ok"
+    row = _row(session, name)
     if not row:
         return NOT_MEASURED
     failed = "" if row["status"] == "ok" else f"{row['status']}: "

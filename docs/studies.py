@@ -145,7 +145,7 @@ def _over_rungs(outcome: dict, arm: str) -> str:
     """The verdict over the ladder; if there is none, the most frequent one of its rungs and how many have it."""
     verdict = outcome["ladder"][arm]["verdict"]
     each = [here["arms"][arm]["verdict"] for here in outcome["sizes"].values()]
-    decided = Counter(each) - Counter({"undecided": len(each)})
+    decided = Counter(word for word in each if word != "undecided")
     if verdict != "undecided" or not decided:
         return verdict
     ((most, number),) = decided.most_common(1)

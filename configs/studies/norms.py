@@ -30,14 +30,15 @@ def get_config(size: str = "full"):
     study.arms.dyt += block(f"norm_alpha={ALPHA}")
     if size != "tiny":
         common.ladder(study)
-    return _small(study) if size == "small" else study
+    if size == "small":
+        _small(study)
+    return study
 
 
 def _small(study):
     study.question = "What do LayerNorm's projection and scaling each do, with rates that are tuned at 0.54 M parameters?"
     study.rule = RULE.format(where="this rung")
     common.tuned_at_small(study, ("layer", "rms", "project", "none"))
-    return study
 
 
 def _everywhere(kind: str) -> tuple[str, ...]:

@@ -34,7 +34,9 @@ def get_config(size: str = "full"):
         del study.arms.window_8
     else:
         common.ladder(study)
-    return _small(study) if size == "small" else study
+    if size == "small":
+        _small(study)
+    return study
 
 
 def _small(study):
@@ -44,7 +46,6 @@ def _small(study):
         "if window_8 is worse."
     )
     common.tuned_at_small(study, ("learned", "identity", "window_8"))
-    return study
 
 
 def _adamw(study):

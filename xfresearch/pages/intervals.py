@@ -59,7 +59,8 @@ def intervals(title: str, groups: dict[str, list[Interval]], margin: float, unit
 
 
 def _width(texts: Iterable[str], size: float) -> int:
-    return max(SIDE, *(16 + math.ceil(LETTER * size * len(text)) for text in texts))
+    """Of a column of texts, in pixels."""
+    return max(SIDE, 16 + math.ceil(LETTER * size * max(map(len, texts))))
 
 
 def _row(row: Interval, y: float, x) -> str:
