@@ -17,8 +17,8 @@ from xfresearch.pages.drawing import COLOURS
 from xfresearch.pages.intervals import Interval, intervals
 from xfresearch.runtime.command import Parser, run
 from xfresearch.runtime.errors import UserError, nearest
-from xfresearch.studies import report
-from xfresearch.studies.ledger import LEDGER
+from xfresearch.studies import ledger, report
+from xfresearch.studies.conducting import RESULTS
 from xfresearch.studies.report_tables import UNITS, all_sizes, in_markdown
 from xfresearch.studies.running import RUNS_FILE
 
@@ -154,16 +154,16 @@ def _over_rungs(outcome: dict, arm: str) -> str:
 
 def pictures() -> list[str]:
     """The studies that have a picture."""
-    return [name for names in ANSWERS.values() for name in names if (DATA / name / "results.json").exists()]
+    return [name for names in ANSWERS.values() for name in names if (DATA / name / RESULTS).exists()]
 
 
 def _results(name: str) -> dict:
-    return json.loads((DATA / name / "results.json").read_text())
+    return json.loads((DATA / name / RESULTS).read_text())
 
 
 def _basis(name: str) -> str:
     """What a study without a ledger rests on. '' for the others."""
-    if (DATA / name / LEDGER).exists():
+    if (DATA / name / ledger.LEDGER).exists():
         return ""
     at = ", ".join(f"`{size}`" for size in _results(name)["study"]["tune_at"])
     where = f"at {at} alone" if at else "at each size"
@@ -309,12 +309,23 @@ def main(arguments: list[str]) -> None:
         if name not in STUDIES:
             raise UserError(f"--only={name} is not allowed: it must be one of {', '.join(STUDIES)}{nearest(name, STUDIES)}")
     for name in chosen:
-        others = [str(file.parent) for file in sorted(DATA.glob(f"*/{RUNS_FILE}"))]
+        others = _others(name)
         reuse = ["--reuse", *others] if others else []
         print(f"\n{name}", flush=True)
         config = f"configs/studies/{STUDIES[name]}"
         given = _without_paths(overrides) if name in GENERATED else overrides
         study.main(["--config", config, "--workdir", str(DATA / name), *given, *reuse])
+
+
+def _others(name: str) -> list[str]:
+    """The directories of other studies whose runs a study may take: all, or once it has ended those that its ledger names.
+    Another one would be a new version of the ledger, although nothing is missing."""
+    folders = [file.parent for file in sorted(DATA.glob(f"*/{RUNS_FILE}"))]
+    if (DATA / name / RESULTS).exists():
+        own = [version for version in ledger.read(DATA / name) if not version.get("of")]
+        named = {folder for version in own for folder in version["seen"]["directories"]}
+        folders = [folder for folder in folders if folder.name in named]
+    return [str(folder) for folder in folders]
 
 
 def _without_paths(overrides: list[str]) -> list[str]:

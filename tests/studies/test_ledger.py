@@ -5,6 +5,7 @@ import hashlib
 from dataclasses import replace
 from pathlib import Path
 
+from docs import studies
 from tests.studies.test_design import STUDY
 from xfresearch.studies import ledger
 
@@ -68,3 +69,9 @@ def test_a_study_that_is_reused_later_is_a_change_with_its_versions(tmp_path, mo
     assert (copied["of"], copied["design"]["margin"]) == ("other", 0.5)
     assert second["seen"] == {"runs": ["known"], "others": 0, "directories": ["other"]}
     assert shown(own)[2][-1] == "reuse: none -> other"
+
+
+def test_a_study_of_the_pages_that_has_ended_takes_runs_of_no_other_than_its_ledger_names():
+    """Otherwise the command of its page would make a new version of its ledger."""
+    assert studies._others("norms") == ["docs/data/studies/w_q"] and studies._others("w_o_small") == []
+    assert len(studies._others("a new one")) == len(list(studies.DATA.glob("*/runs.json")))
