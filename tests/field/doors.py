@@ -38,6 +38,14 @@ def model(path: Path, _: str) -> str:
     return f"logits {np.abs(xf.load(path)([[1, 2, 3]])).mean():.6f}"
 
 
+def chat(path: Path, _: str) -> str:
+    """The text of two messages by the chat template."""
+    from xfresearch.interop.chat import render
+
+    messages = [{"role": "user", "content": "Hello?"}, {"role": "assistant", "content": "Yes."}]
+    return render({"chat_template.jinja": path.read_bytes()}, messages)
+
+
 def requests(path: Path, _: str) -> str:
     """The records of `edit --request FILE`: the first one, and how many there are of each of its prompts."""
     from xfresearch.data.records import read_records
@@ -51,5 +59,6 @@ DOORS: dict[str, Callable[[Path, str], str]] = {
     "corpus": corpus,
     "tokenizer": tokenizer,
     "model": model,
+    "chat": chat,
     "requests": requests,
 }

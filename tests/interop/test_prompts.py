@@ -81,6 +81,7 @@ def test_a_chat_template_is_applied(lm):
         ({"chat_template.jinja": b"{{ ''.__class__.__mro__ }}"}, "access to attribute '__class__' .* is unsafe"),
         ({"chat_template.jinja": b"{{ messages.append(1) }}"}, "is not safely callable|unsafe|not callable"),
         ({"chat_template.jinja": b"{{ messages[0].content + 1 }}"}, "cannot be rendered: can only concatenate"),
+        ({"chat_template.jinja": b"{% generation %}"}, "cannot be rendered: Unexpected end of template. .*'endgeneration'"),
         ({"tokenizer_config.json": b"{"}, "tokenizer_config.json: not valid JSON"),
     ],
 )
@@ -88,6 +89,22 @@ def test_a_template_that_cannot_be_rendered_is_refused_in_one_line(files, error)
     with pytest.raises(xf.UserError, match=error) as caught:
         chat.render(files, [{"role": "user", "content": "a"}])
     assert "\n" not in str(caught.value)
+
+
+# Templates with `{% generation %}`, and what `transformers` makes of a question 'a' and an answer 'b' (tests/parity).
+MARKED = {
+    "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}": "ab",
+    "{%- for m in messages %}\n  {%- generation %}\n{{ m.content }}\n  {%- endgeneration %}\n{%- endfor %}": "ab",
+    "{% set x = 1 %}{% generation %}{% set x = 2 %}{{ x }}{% endgeneration %}{{ x }}": "21",
+    "{% generation %}{% if messages %}<{% generation %}|{% endgeneration %}>{% endif %}{% endgeneration %}": "<|>",
+    "{% for m in messages %}{% generation %}{{ loop.index }}{% endgeneration %}{% break %}{% endfor %}": "1",
+}
+TALK = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+
+
+@pytest.mark.parametrize("template, text", MARKED.items())
+def test_text_that_is_marked_for_training_is_text(template, text):
+    assert chat.render({"chat_template.jinja": template.encode()}, TALK) == text
 
 
 def test_a_template_refuses_by_its_own_words():

@@ -6,6 +6,7 @@ from tokenizers import pre_tokenizers
 from tests.data import made_tokenizers as made
 from tests.data.conftest import shared
 from tests.data.test_seq2seq_tokens import T5
+from tests.interop.test_prompts import MARKED, TALK
 from tests.parity.weights import MISSING
 from tests.tiny_runs import tiny_model
 from xfresearch.config.objectives import SpanCorruption
@@ -103,3 +104,11 @@ def test_t5_has_the_same_sentinels_in_transformers(tmp_path, settings):
         assert ours.vocab_size == len(theirs) and ours.begin_of_text is None
         for text in ("the cat and the dog", "a man a plan"):
             assert theirs(text).input_ids == [*ours.encode(text.encode()).tolist(), ours.end_of_text]
+
+
+@pytest.mark.parametrize("template, text", MARKED.items())
+def test_a_template_with_marks_is_rendered_as_here(template, text):
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    rendered, _ = render_jinja_template([TALK], chat_template=template, add_generation_prompt=True)
+    assert rendered == [text]

@@ -18,7 +18,8 @@ def render(files: dict[str, bytes], messages: Sequence[dict]) -> str:
     import jinja2
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-    options = {"trim_blocks": True, "lstrip_blocks": True, "extensions": ["jinja2.ext.loopcontrols"]}
+    tags = ["jinja2.ext.loopcontrols", "xfresearch.interop.generation_tag.GenerationTag"]
+    options = {"trim_blocks": True, "lstrip_blocks": True, "extensions": tags}
     environment = ImmutableSandboxedEnvironment(**options)
     environment.filters["tojson"] = lambda value, **more: json.dumps(value, ensure_ascii=False, **more)
     environment.globals |= {"raise_exception": _refuse, "strftime_now": lambda form: datetime.now().strftime(form)}
