@@ -22,19 +22,28 @@ from xfresearch.data.pipeline import prepare
 from xfresearch.data.tokenizers import load_tokenizer, loading, tokenizer_for
 from xfresearch.runtime.errors import UserError
 
+ADVICE = "write it in UTF-8, as `iconv -f WINDOWS-1252 -t UTF-8` does for a text of Windows"
 LINES = [json.dumps({"text": "fine"}), json.dumps({"text": "good"})]
 BAD_FILES = {
     "empty.txt": (b"", "{file}: the file is empty"),
     "empty.jsonl": (b"", "{file}: the file is empty"),
-    "latin.txt": (b"one\ntwo\ncaf\xe9 three\n", "{file}:3: not UTF-8: byte 0xe9 (invalid continuation byte)"),
-    "latin.txt.gz": (gzip.compress(b"one\n\xff"), "{file}:2: not UTF-8: byte 0xff (invalid start byte)"),
+    "latin.txt": (b"one\ntwo\ncaf\xe9 three\n", f"{{file}}:3: not UTF-8: byte 0xe9 (invalid continuation byte): {ADVICE}"),
+    "latin.txt.gz": (gzip.compress(b"one\n\xff"), f"{{file}}:2: not UTF-8: byte 0xff (invalid start byte): {ADVICE}"),
     "latin.jsonl": (
         "\n".join(LINES).encode() + b'\n{"text": "\xe9"}\n',
-        "{file}:3: not UTF-8: byte 0xe9 (invalid continuation byte)",
+        f"{{file}}:3: not UTF-8: byte 0xe9 (invalid continuation byte): {ADVICE}",
     ),
     "field.jsonl": (
         "\n".join([*LINES, '{"txt": "a", "id": 3}']).encode(),
         "{file}:3: no field 'text'; fields present: txt, id; did you mean 'txt'? (config.data.text_field)",
+    ),
+    "latin.json": (
+        b'[{"text": "a"},\n' + b'{"text": "b"},\n' * 9 + b'{"text": "\xe9"}]',
+        f"{{file}}:11: not UTF-8: byte 0xe9 (invalid continuation byte): {ADVICE}",
+    ),
+    "latin.csv": (
+        b"id,text\n" + b"1,a\n" * 5_000 + b"2,\xe9\n",
+        f"{{file}}:5002: not UTF-8: byte 0xe9 (invalid continuation byte): {ADVICE}",
     ),
     "number.jsonl": (b'{"text": 3}\n', "{file}:1: field 'text' is a int; it must be a string"),
     "list.jsonl": (b'["text"]\n', "{file}:1: the line is a JSON list; it must be an object with field 'text'"),
@@ -80,7 +89,7 @@ def test_bad_file(tmp_path, data, name):
 def test_bad_file_in_a_directory_is_named(tmp_path, data, text_dir):
     corpus = text_dir({"a.txt": "fine", "b/c.txt": b"bad \xff"})
     result = message(lambda: list(documents(corpus, "train", data())))
-    assert result == f"{tmp_path}/texts/b/c.txt:1: not UTF-8: byte 0xff (invalid start byte)"
+    assert result == f"{tmp_path}/texts/b/c.txt:1: not UTF-8: byte 0xff (invalid start byte): {ADVICE}"
 
 
 @pytest.mark.parametrize("path", ["missing.txt", "*.txt", "empty_directory"])

@@ -22,6 +22,14 @@ def corpus(path: Path, field: str) -> str:
     return documents(text for file in files for text in read_documents(file, field or "text"))
 
 
+def pairs(path: Path, fields: str) -> str:
+    """The pairs of config.data.corpus=PATH with the source and the target in two fields, joined by a tab."""
+    from xfresearch.data.pairs.pair_files import PairFiles
+
+    files = PairFiles(str(path), *fields.split())
+    return documents(b"\t".join(pair) for split in files.splits for pair in files.pairs(split)).replace("documents", "pairs")
+
+
 def tokenizer(path: Path, text: str) -> str:
     """The ids of a text."""
     from xfresearch.data.tokenizers import load_tokenizer
@@ -57,6 +65,7 @@ def requests(path: Path, _: str) -> str:
 
 DOORS: dict[str, Callable[[Path, str], str]] = {
     "corpus": corpus,
+    "pairs": pairs,
     "tokenizer": tokenizer,
     "model": model,
     "chat": chat,

@@ -4,6 +4,7 @@ A file that is there is written again only if it is named: the committed bytes a
 """
 
 import bz2
+import csv
 import gzip
 import io
 import json
@@ -105,6 +106,15 @@ def _numpy() -> bytes:
     return sink.getvalue()
 
 
+def _written(pairs) -> bytes:
+    """A TSV as a program writes it that puts values with quotation marks in quotation marks."""
+    sink = io.StringIO()
+    csv.writer(sink, csv.excel_tab).writerows([("en", "fr"), *pairs])
+    return sink.getvalue().encode()
+
+
+# Read as a quoted field, the first two rows would be one.
+DIALOGUE = [('"Hello,', "Bonjour,"), ('he said."', 'dit-il."'), ('a "stone" wall', "un mur"), ("the end", "la fin")]
 PICKLE = pickle.dumps({"model": [1.0, 2.0]}, 2)
 TOKENS = np.random.default_rng(0).integers(0, 50257, 1000)
 JOINED = "\n\n".join(TEXTS).encode()
@@ -137,6 +147,13 @@ CONTENT: dict[str, Callable[[], bytes]] = {
     "corpora/array.json.gz": lambda: gzip.compress(json.dumps(ROWS).encode(), mtime=0),
     "corpora/data.csv": lambda: _csv(","),
     "corpora/data.tsv": lambda: _csv("\t", "\n"),
+    "corpora/semicolon.csv": lambda: _csv(";"),
+    "corpora/tabs.csv": lambda: _csv("\t"),
+    "corpora/pipe.csv.gz": lambda: gzip.compress(_csv("|"), mtime=0),
+    "corpora/sep.csv": lambda: b"sep=:\r\n" + _csv(":"),
+    "corpora/cp1252.csv": lambda: "id,text\r\n0,plain\r\n1,caf\u00e9 \u201cat the river\u201d\r\n".encode("cp1252"),
+    "pairs/quotes.tsv": lambda: "".join(f"{en}\t{fr}\n" for en, fr in [("en", "fr"), *DIALOGUE]).encode(),
+    "pairs/excel.tsv": lambda: _written(DIALOGUE),
     "corpora/data.parquet": lambda: _parquet(TABLE, row_group_size=2, compression="snappy"),
     "corpora/dictionary.parquet": lambda: _parquet(TABLE.set_column(1, "text", TABLE["text"].dictionary_encode())),
     "corpora/bytes.parquet": lambda: _parquet(TABLE.set_column(1, "text", TABLE["text"].cast(pa.binary()))),

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import pytest
 
 from tests.field.doors import DOORS, documents
-from tests.field.make import JOINED, TEXTS
+from tests.field.make import DIALOGUE, JOINED, TEXTS
 from xfresearch.runtime.errors import UserError
 
 FOLDER = Path(__file__).parent
@@ -47,4 +47,5 @@ def test_every_file_is_small_and_has_a_row():
 
 def test_the_expected_documents_are_those_that_were_written():
     expected = {documents(text.encode() for text in TEXTS), documents([JOINED])}
+    expected |= {documents("\t".join(pair).encode() for pair in DIALOGUE).replace("documents", "pairs")}
     assert expected < {row.outcome for row in rows()}

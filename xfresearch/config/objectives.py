@@ -19,7 +19,7 @@ class Seq2Seq:
 
     kind: str = option("seq2seq", "objective")
     source_field: str = option(
-        "source", "field or column with the source; a number is that of a column of a TSV without header"
+        "source", "field or column with the source; a number is that of a column of a table without names"
     )
     target_field: str = option("target", "field or column with the target, in the same way")
     rows: Literal["packed", "padded"] = option(

@@ -13,7 +13,7 @@ from xfresearch.runtime.formats import BROKEN, PROSE, WHAT, FileFormat, refused,
 # The files that a directory is searched for. A .json file counts if it has rows; others describe a data set or a program.
 TEXT_SUFFIXES = (".txt", ".text", ".tokens", *PROSE)
 ROW_SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet", ".arrow")
-READER = 3  # increased when the reader finds other documents in the same files, so that caches are made again
+READER = 4  # increased when the reader finds other documents in the same files, so that caches are made again
 PIECE = 1 << 20  # bytes of a document of a text that is longer than LONGEST
 READABLE = "a corpus must be text, JSON lines, a JSON array, CSV, TSV, parquet or arrow"
 

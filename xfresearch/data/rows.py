@@ -12,9 +12,11 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from itertools import chain
-from typing import BinaryIO, Literal
+from typing import BinaryIO
 
+from xfresearch.data.table_form import WORDS, Form, form_of
 from xfresearch.runtime.compression import Chunks, opened
 from xfresearch.runtime.errors import UserError, nearest
 from xfresearch.runtime.formats import HEAD, FileFormat
@@ -55,7 +57,12 @@ def check_utf8(text: bytes, path, line: int = 1) -> None:
         except UnicodeDecodeError as error:
             at = start - before + error.start
             line += text.count(b"\n", 0, at)
-            raise UserError(f"{path}:{line}: not UTF-8: byte 0x{text[at]:02x} ({error.reason})") from None
+            raise not_utf8(f"{path}:{line}", text[at], error.reason) from None
+
+
+def not_utf8(where: str, byte: int, reason: str) -> UserError:
+    wanted = "write it in UTF-8, as `iconv -f WINDOWS-1252 -t UTF-8` does for a text of Windows"
+    return UserError(f"{where}: not UTF-8: byte 0x{byte:02x} ({reason}): {wanted}")
 
 
 def text_of(row, where: str, field: str, option: str = TEXT_FIELD) -> bytes:
@@ -186,7 +193,8 @@ class _Array:
         try:
             self.text = self.text[self.at :] + self.utf8.decode(content, self.ended)
         except UnicodeDecodeError as error:
-            raise UserError(f"{self.path}: not UTF-8: byte 0x{error.object[error.start]:02x} ({error.reason})") from None
+            self.line += self.text.count("\n", self.at) + error.object.count(b"\n", 0, error.start)
+            raise not_utf8(f"{self.path}:{self.line}", error.object[error.start], error.reason) from None
         self.at = 0
 
     def _invalid(self, message: str) -> UserError:
@@ -194,35 +202,53 @@ class _Array:
 
 
 def table(path, file_format: FileFormat, *fields: str, option: str = TEXT_FIELD) -> Iterator[tuple[str, object]]:
-    """The rows of a CSV or TSV file. The first one names the columns; every row must have as many values.
-
-    If fields are numbers, the file has no line of names, and columns are numbered from 1. In such a TSV a quotation mark is
-    text: sentences and their translations are published in this form.
-    """
-    dialect = csv.excel if file_format.kind == "csv" else csv.excel_tab
+    """The rows of a CSV or TSV file, whose form is found (table_form.py). The first row names the columns; all must have as
+    many values. If fields are numbers, the file has no row of names, and columns are numbered from 1."""
     numbered = all(field.isdecimal() for field in fields)
-    quoting: Literal[0, 3] = csv.QUOTE_NONE if numbered and file_format.kind == "tsv" else csv.QUOTE_MINIMAL
+    form = _form(path, file_format, named=not numbered)
     limit = csv.field_size_limit(LONGEST)
     try:
         with utf8(path, file_format) as stream:
             lines = io.TextIOWrapper(stream, "utf-8-sig", newline="")
-            reader = csv.reader(lines, dialect, strict=True, quoting=quoting)
+            above = len(lines.readline()[:1]) if form.stated else 0
+            reader = csv.reader(lines, delimiter=form.separator, strict=True, quoting=form.quoting)
             first = next(reader, [])
             columns = [str(number + 1) for number in range(len(first))] if numbered else first
-            _check_columns(path, f"{path}:1", fields, columns, option)
+            _check_header(path, f"{path}:{above + 1}", fields, columns, option)
             for row in chain([first] if numbered else [], reader):
-                where = f"{path}:{reader.line_num}"
+                where = f"{path}:{above + reader.line_num}"
                 if row and len(row) != len(columns):
-                    raise UserError(f"{where}: the row has {len(row)} values; the first line names {len(columns)} columns")
+                    size = f"the row has {len(row)} values, separated by {form.separator!r}"
+                    raise UserError(f"{where}: {size}; the first one has {len(columns)}")
                 if row:
                     yield where, dict(zip(columns, row, strict=True))
     except csv.Error as error:
-        raise UserError(f"{path}:{reader.line_num}: not a valid {file_format.kind.upper()} row: {error}") from None
-    except UnicodeDecodeError as error:
-        byte = f"byte 0x{error.object[error.start]:02x} ({error.reason})"
-        raise UserError(f"{path}: not UTF-8 after line {reader.line_num}: {byte}") from None
+        raise UserError(f"{path}:{above + reader.line_num}: not a valid {file_format.kind.upper()} row: {error}") from None
+    except UnicodeDecodeError:
+        _check_lines(path, file_format)
+        raise
     finally:
         csv.field_size_limit(limit)
+
+
+def _form(path, file_format: FileFormat, named: bool) -> Form:
+    with utf8(path, file_format) as stream:
+        head = stream.read(HEAD)
+    return form_of(head.decode("utf-8-sig", "replace"), len(head) < HEAD, file_format.kind, named)
+
+
+def _check_header(path, where: str, fields: tuple[str, ...], columns: list[str], option: str) -> None:
+    if len(columns) == 1 and set(fields) - set(columns):
+        missing = next(field for field in fields if field not in columns)
+        raise UserError(f"{where}: no field {missing!r}; the only one is {_listed(columns)}: {WORDS} ({option})")
+    _check_columns(path, where, fields, columns, option)
+
+
+def _check_lines(path, file_format: FileFormat) -> None:
+    """Raises UserError with the line of the first byte of a file that is not UTF-8."""
+    with utf8(path, file_format) as stream:
+        for number, line in enumerate(iter(partial(stream.readline, LONGEST), b""), 1):
+            check_utf8(line, path, number)
 
 
 def columns(path, file_format: FileFormat, *fields: str, option: str = TEXT_FIELD) -> Iterator[tuple[str, object]]:
