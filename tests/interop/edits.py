@@ -18,4 +18,4 @@ def edit_config(folder: Path, **changes) -> None:
 def edit_tensors(folder: Path, change) -> None:
     tensors = load_file(folder / WEIGHTS)
     change(tensors)
-    save_file(tensors, folder / WEIGHTS)
+    save_file(tensors, folder / WEIGHTS, {"format": "pt"})  # `transformers` wants the word

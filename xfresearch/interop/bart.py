@@ -89,6 +89,7 @@ FAMILY = Family(
     ),
     needs={"is_encoder_decoder": True, "is_decoder": False},
     same_tensors={f"model.{stack}.embed_tokens.weight": "model.shared.weight" for stack in ("encoder", "decoder")},
+    ignored=(r"(model\.)?(encoder|decoder)\.version",),  # a mark of fairseq in early folders
     zeros={LOGITS_BIAS: lambda model: (1, model.vocab_size)},
     without_effect=(
         *("encoder_layerdrop", "decoder_layerdrop", "classif_dropout", "add_bias_logits", "add_final_layer_norm"),

@@ -136,7 +136,9 @@ def read_params(folder: Path, header: Header, abstract: dict, allow_nonfinite: b
     bare = bool(family.prefix) and not any(name.startswith(family.prefix) for name in stored)
     if bare:
         expected = {name.removeprefix(family.prefix): mapping for name, mapping in expected.items()}
-    check(folder, family, model, leaves.keys(), expected, stored)
+    copies = copies_of(family, model, expected)
+    stored = with_originals(stored, copies)
+    check(folder, family, leaves.keys(), expected, copies, stored)
     say_left_out(folder, family, stored)
     shards = {path: Shards(leaf) for path, leaf in leaves.items()}
     total = sum(stored[name].bytes for name in expected)
@@ -152,13 +154,13 @@ def read_params(folder: Path, header: Header, abstract: dict, allow_nonfinite: b
 def check(
     folder: Path,
     family: Family,
-    model: ModelConfig,
     paths: Set,
     expected: dict[str, TensorMapping],
+    copies: dict[str, str],
     stored: dict,
 ) -> None:
     """Raises UserError if a tensor is missing, unexpected, of an unsupported dtype, or of another shape than
-    config.json requires. `paths` are those of the model's parameters."""
+    config.json requires, or if one of `copies` is none. `paths` are those of the model's parameters."""
     covered = {part.path for mapping in expected.values() for part in mapping.parts}
     uncovered = paths - covered
     if uncovered:
@@ -174,7 +176,7 @@ def check(
         raise UserError(
             f"{folder}: tensor {missing[0]} is missing{more}{nearest(missing[0], stored.keys() - expected)}"
         )
-    copies = _copies(folder, family, model, expected, stored)
+    _check_copies(folder, family, expected, copies, stored)
     known = {*expected, *copies, *family.zeros}
     extra = [name for name in stored if name not in known and not is_ignored(family, name)]
     if extra:
@@ -209,22 +211,35 @@ def check_finite(stored: StoredTensor, tensor: np.ndarray, allowed: bool) -> Non
     print(f"warning: {text}", file=sys.stderr)
 
 
-def _copies(folder: Path, family: Family, model: ModelConfig, expected: dict[str, TensorMapping], stored: dict) -> set[str]:
-    """Names of tensors that may be copies of other ones: a tied head, and the copies of the family. Raises UserError if a
-    copy differs from its original."""
-    embedding = next(name for name, mapping in expected.items() if mapping.row.ours == ("embed/table",))
+def copies_of(family: Family, model: ModelConfig, expected: dict[str, TensorMapping]) -> dict[str, str]:
+    """{a tensor that a folder may have as a copy: its original}: a tied head, and the copies of the family."""
+    embedding = _embedding(expected)
     heads = {row.theirs: embedding for row in family.rows if row.ours == ("head/table",) and model.tie_embeddings}
     prefix, same = family.prefix, family.same_tensors
     bare = {copied.removeprefix(prefix): name.removeprefix(prefix) for copied, name in same.items()}
-    originals = {copied: name for copied, name in {**heads, **same, **bare}.items() if name in stored}
-    for copied, name in originals.items():
-        if copied in stored and not stored[copied].equals(stored[name]):
+    return {copied: name for copied, name in {**same, **bare, **heads}.items() if name in expected}
+
+
+def _embedding(expected: dict[str, TensorMapping]) -> str:
+    return next(name for name, mapping in expected.items() if mapping.row.ours == ("embed/table",))
+
+
+def with_originals(stored: dict[str, StoredTensor], copies: dict[str, str]) -> dict[str, StoredTensor]:
+    """`stored`, with the first copy of each original that a folder lacks in its place, as `transformers` ties them."""
+    return {name: stored[copied] for copied, name in reversed(copies.items()) if copied in stored} | stored
+
+
+def _check_copies(folder: Path, family: Family, expected: dict, copies: dict[str, str], stored: dict) -> None:
+    """Raises UserError if a copy differs from its original."""
+    for copied, name in copies.items():
+        original = stored[name]
+        if copied in stored and stored[copied] is not original and not stored[copied].equals(original):
             why = f"{family.name} has one of them"
-            if name == embedding:
+            if name == _embedding(expected):
+                of_head = any(row.theirs == copied for row in family.rows)
                 tied = "tie_word_embeddings in config.json must be false"
-                why = tied if copied in heads else "a stack with a table of its own is not supported"
-            raise UserError(f"{folder}: tensors {copied} and {name} differ: {why}")
-    return set(originals)
+                why = tied if of_head else "a stack with a table of its own is not supported"
+            raise UserError(f"{folder}: tensors {copied} and {original.name} differ: {why}")
 
 
 def fill(shards: dict[str, "Shards"], mapping: TensorMapping, tensor: np.ndarray) -> None:

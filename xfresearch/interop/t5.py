@@ -11,7 +11,8 @@ ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_py
 GATED = {"gelu": "geglu_tanh", "gelu_new": "geglu_tanh", "silu": "swiglu", "relu": "reglu"}
 KINDS = ACTIVATIONS | {f"gated-{name}": kind for name, kind in GATED.items()}
 FACTORS = {True: "inverse_sqrt_width", False: "none"}
-HEAD = "lm_head.weight"
+HEAD, TABLE = "lm_head.weight", "shared.weight"
+COPIES = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")  # of the table; some folders have them alone
 
 
 def attention(theirs: str, ours: str, source: str) -> tuple[Row, ...]:
@@ -56,7 +57,8 @@ def derived(config: dict) -> dict:
 
 def is_tied(stored: dict) -> bool:
     """The head is the embedding unless the files have another one."""
-    return HEAD not in stored or "shared.weight" not in stored or stored[HEAD].equals(stored["shared.weight"])
+    table = next((stored[name] for name in (TABLE, *COPIES) if name in stored), None)
+    return HEAD not in stored or table is None or stored[HEAD].equals(table)
 
 
 FAMILY = Family(
@@ -99,7 +101,7 @@ FAMILY = Family(
     derived=derived,
     of_tensors={"tie_embeddings": is_tied},
     rows=(
-        row("shared.weight", "V D", "embed/table"),
+        row(TABLE, "V D", "embed/table"),
         row(HEAD, "V D", "head/table"),
         *of_encoder(layers("encoder", 1)),
         *layers("decoder", 2),
@@ -107,7 +109,7 @@ FAMILY = Family(
         *norm("decoder.block.{layer}.layer.1.layer_norm", "cross_attention_norm_in"),
     ),
     needs={"is_encoder_decoder": True, "is_decoder": False},
-    same_tensors={f"{stack}.embed_tokens.weight": "shared.weight" for stack in ("encoder", "decoder")},
+    same_tensors=dict.fromkeys(COPIES, TABLE),
     ignored=(r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",),  # of early folders
     without_effect=("is_gated_act", "dense_act_fn", "output_past"),
 )
