@@ -8,13 +8,12 @@ Text is streamed to standard output, timings go to standard error.
 
 import sys
 import time
-from pathlib import Path
 
 from xfresearch.evaluation.held_out import at_least
 from xfresearch.models.sampling import DEFAULT, Beams
 from xfresearch.runtime import command
 from xfresearch.runtime.errors import UserError
-from xfresearch.runtime.files import write_json
+from xfresearch.runtime.files import read_bytes, write_json
 
 EPILOG = """\
 examples:
@@ -167,7 +166,7 @@ def source_inputs(lm, sources: list[str], options) -> list:
 def read_text(flag: str, path: str) -> str:
     """The text of the file that `flag` names, as it is. Raises UserError if it cannot be read or is not UTF-8."""
     try:
-        return Path(path).read_bytes().decode("utf-8")  # not read_text of Path, which would turn \r\n into \n
+        return read_bytes(path).decode("utf-8")  # not read_text of Path, which would turn \r\n into \n
     except OSError as error:
         raise UserError(f"{flag}={path}: {error.strerror or error}") from error
     except UnicodeDecodeError as error:

@@ -9,7 +9,6 @@ import re
 import urllib.error
 import urllib.request
 import zipfile
-from pathlib import Path
 
 import pytest
 
@@ -20,6 +19,7 @@ from xfresearch.config.options import DataConfig
 from xfresearch.data.corpora import documents, splits
 from xfresearch.data.pipeline import prepare
 from xfresearch.data.tokenizers import load_tokenizer, loading, tokenizer_for
+from xfresearch.runtime import compression
 from xfresearch.runtime.errors import UserError
 
 ADVICE = "write it in UTF-8, as `iconv -f WINDOWS-1252 -t UTF-8` does for a text of Windows"
@@ -110,10 +110,10 @@ def test_file_without_permission(tmp_path, data):
 def test_file_that_cannot_be_opened(tmp_path, data, monkeypatch):
     (tmp_path / "a.txt").write_text("x")
 
-    def refuse(path, mode):
+    def refuse(path):
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(Path, "open", refuse)
+    monkeypatch.setattr(compression, "open_to_read", refuse)
     result = message(lambda: list(documents(f"text_files:{tmp_path / 'a.txt'}", "train", data())))
     assert result == f"{tmp_path / 'a.txt'}: cannot be read: Permission denied"
 

@@ -40,7 +40,7 @@ from xfresearch.checkpoints.writing import orbax
 from xfresearch.config.options import CheckpointConfig
 from xfresearch.runtime import distributed
 from xfresearch.runtime.errors import Stopped, disk_errors
-from xfresearch.runtime.files import check_links, exists, in_bucket, inside, names_in, read_bytes
+from xfresearch.runtime.files import check_tree, exists, in_bucket, inside, names_in, read_bytes
 
 ITEMS = ("params", "ema", "rest")
 RETRY_SECONDS = (1, 2, 4)  # between two tries to read
@@ -272,7 +272,7 @@ def _read(workdir, step: int, wanted: dict) -> tuple[dict, dict]:
     unread = None
     deleted = False
     path = folder_of(workdir, step)
-    check_links(directory(workdir), str(step))
+    check_tree(directory(workdir), str(step))
     try:
         with reading(path) as there:
             if not there:

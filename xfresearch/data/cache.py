@@ -23,12 +23,12 @@ from xfresearch.runtime.files import (
     make_directory,
     names_in,
     open_lock,
-    open_to_read,
     read_bytes,
     remove_directory,
     rename,
     write_text,
 )
+from xfresearch.runtime.opening import open_to_read
 
 if sys.platform != "win32":  # there, without locks, two processes may build the same entry, but renames stay atomic
     import fcntl

@@ -11,6 +11,8 @@ from pathlib import Path
 
 from xfresearch.data.cache import build_once
 from xfresearch.runtime.errors import UserError
+from xfresearch.runtime.files import inside, read_bytes
+from xfresearch.runtime.opening import open_to_read
 
 LARGEST = 1 << 28  # bytes of a member
 
@@ -31,11 +33,11 @@ class Published:
     def _from_manual_dir(self, directory: Path) -> bytes:
         name = Path(self.member).name
         archive = Path(self.url).name
-        for folder in (directory, directory / self.corpus, directory / Path(self.member).parent):
-            if (folder / name).is_file():
-                return self._checked((folder / name).read_bytes(), folder / name)
-            if (folder / archive).is_file():
-                return self._from_zip(folder / archive)
+        for folder in ("", self.corpus, Path(self.member).parent):
+            if (file := inside(directory, folder, name)).is_file():
+                return self._checked(read_bytes(file), file)
+            if (file := inside(directory, folder, archive)).is_file():
+                return self._from_zip(file)
         raise UserError(
             f"corpus {self.corpus!r}: config.data.manual_dir={str(directory)!r} contains neither {name} nor {archive}"
         )
@@ -66,7 +68,7 @@ class Published:
 
     def _from_zip(self, path: Path) -> bytes:
         try:
-            with zipfile.ZipFile(path) as archive:
+            with open_to_read(path) as file, zipfile.ZipFile(file) as archive:
                 if archive.getinfo(self.member).file_size > LARGEST:
                     raise zipfile.BadZipFile(f"{self.member} has more than {LARGEST:,} bytes")
                 content = archive.read(self.member)

@@ -24,6 +24,7 @@ from xfresearch.data.cache import digest
 from xfresearch.data.corpus_files import check_utf8
 from xfresearch.data.subjects import subject_of
 from xfresearch.runtime.errors import UserError
+from xfresearch.runtime.files import inside, names_in, read_bytes
 
 WORDS = tomllib.loads(Path(__file__).with_name("fact_words.toml").read_text("utf-8"))
 HEADQUARTERS = WORDS["cities"][::4]  # few, so that each has several companies
@@ -199,7 +200,7 @@ def _read(source: str) -> list[Fact]:
     if not path.exists():
         raise UserError(f"corpus 'facts:{source}': there is no such folder; it must have relation files (*.json)")
     facts = []
-    for file in [path] if path.is_file() else sorted(path.glob("*.json")):
+    for file in [inside(path, name) for name in names_in(path, "*.json")] if path.is_dir() else [path]:
         relation, templates, pairs = _relation(file)
         framed = [frame.replace("{}", template) for template in templates for frame in WORDS["frames"]]
         group = len(WORDS["frames"]) if len(templates) > 1 else 1
@@ -215,7 +216,7 @@ def _relation(file: Path) -> tuple[str, list[str], list[tuple[str, str]]]:
     """Name, templates and (subject, object) pairs of a file. A subject with several objects is left out, because it is not
     known which object a model should say."""
     try:
-        content = file.read_bytes()
+        content = read_bytes(file)
         check_utf8(content, file)
         stated = json.loads(content)
         templates = [*stated["prompt_templates"], *stated.get("prompt_templates_zs", ())]

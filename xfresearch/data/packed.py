@@ -16,6 +16,7 @@ from xfresearch.data.row_file import RowFile, RowWriter
 from xfresearch.data.tokenizers import Tokenizer, tokenizer_for
 from xfresearch.runtime.errors import UserError
 from xfresearch.runtime.files import inside
+from xfresearch.runtime.opening import open_to_read
 from xfresearch.runtime.progress import stage
 
 FORMAT = 4
@@ -183,9 +184,11 @@ def _encoded(documents: Iterator[bytes], tokenizer: Tokenizer, workers: int) -> 
 def _read_tokens(directory: Path) -> tuple[np.ndarray, np.ndarray]:
     meta = read_meta(directory)
     dtype = np.dtype(meta["dtype"])
-    tokens = np.memmap(inside(directory, "tokens.bin"), dtype, "r") if meta["n_tokens"] else np.zeros(0, dtype)
+    with open_to_read(inside(directory, "tokens.bin")) as file:
+        tokens = np.memmap(file, dtype, "r") if meta["n_tokens"] else np.zeros(0, dtype)
     # Slices of an array are several times as fast as those of a memmap.
-    return np.asarray(tokens), np.fromfile(inside(directory, "offsets.bin"), np.int64)
+    with open_to_read(inside(directory, "offsets.bin")) as file:
+        return np.asarray(tokens), np.fromfile(file, np.int64)
 
 
 def _pad(dtype) -> int:

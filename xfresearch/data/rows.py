@@ -20,6 +20,7 @@ from xfresearch.data.table_form import WORDS, Form, form_of
 from xfresearch.runtime.compression import Chunks, opened
 from xfresearch.runtime.errors import UserError, nearest
 from xfresearch.runtime.formats import HEAD, FileFormat
+from xfresearch.runtime.opening import open_to_read
 
 LONGEST = 1 << 26  # bytes of a row: a file that never ends a row must not fill the memory
 _BATCH = 256  # rows of a parquet file that are decoded at once
@@ -276,14 +277,14 @@ def columns(path, file_format: FileFormat, *fields: str, option: str = TEXT_FIEL
 
 
 def _batches(path, kind: str, fields: tuple[str, ...], option: str) -> Iterator:
-    from pyarrow import OSFile, ipc, parquet
+    from pyarrow import PythonFile, ipc, parquet
 
     if kind == "parquet":
-        with parquet.ParquetFile(str(path), buffer_size=_CHUNK, pre_buffer=False) as file:
+        with open_to_read(path) as stream, parquet.ParquetFile(stream, buffer_size=_CHUNK, pre_buffer=False) as file:
             _check_columns(path, path, fields, file.schema_arrow.names, option)
             yield from file.iter_batches(_BATCH, columns=list(fields), use_threads=False)
         return
-    with OSFile(str(path)) as stream:
+    with open_to_read(path) as file, PythonFile(file) as stream:
         reader = ipc.open_file(stream) if kind == "arrow" else ipc.open_stream(stream)
         _check_columns(path, path, fields, reader.schema.names, option)
         yield from map(reader.get_batch, range(reader.num_record_batches)) if kind == "arrow" else reader

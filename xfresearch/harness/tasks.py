@@ -7,6 +7,8 @@ import re
 from pathlib import Path
 
 from xfresearch.runtime.errors import UserError, nearest
+from xfresearch.runtime.files import inside
+from xfresearch.runtime.opening import open_to_read
 
 FOLDER = Path(__file__).parent / "local_tasks"
 PREFIX = "local_"  # distinguishes our names from lm_eval's
@@ -34,7 +36,7 @@ def split_names(text: str, folder: str) -> list[str]:
 
 
 def data_file(name: str, folder: str) -> Path:
-    return Path(folder).expanduser().absolute() / _config(name)["dataset_kwargs"]["data_files"]["test"]
+    return Path(inside(Path(folder).expanduser().absolute(), _config(name)["dataset_kwargs"]["data_files"]["test"]))
 
 
 def check_installed() -> None:
@@ -68,7 +70,7 @@ def check_data(name: str, folder: str, examples: int = 0) -> None:
     needed = FIELDS & set(re.findall(r"\w+", " ".join(templates)))
     path = data_file(name, folder)
     number = 0
-    with open(path, "rb") as file:
+    with open_to_read(path) as file:
         for number, line in enumerate(file, 1):
             try:
                 item = json.loads(line)

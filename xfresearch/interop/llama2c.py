@@ -31,7 +31,9 @@ from xfresearch.models.transformer import abstract_params
 from xfresearch.run.config import Config
 from xfresearch.run.resolving import resolve
 from xfresearch.runtime.errors import UserError
+from xfresearch.runtime.files import inside, read_bytes
 from xfresearch.runtime.formats import refused, sniff
+from xfresearch.runtime.opening import open_to_read
 from xfresearch.runtime.trees import path_name
 
 MAGIC = b"24ka"
@@ -74,7 +76,7 @@ def read_header(path: Path) -> tuple[Layout, Config]:
     layout = read_layout(path)
     h = layout.header
     names = (f"tok{h['vocab_size']}.bin", "tokenizer.bin")
-    tokenizer = next((str(path.with_name(name)) for name in names if path.with_name(name).is_file()), None)
+    tokenizer = next((str(inside(path.parent, name)) for name in names if path.with_name(name).is_file()), None)
     if tokenizer is None:
         raise UserError(f"{path}: tokenizer not found: neither {names[0]} nor {names[1]} is in its directory")
     attention = SoftmaxConfig(heads=h["n_heads"], kv_heads=h["n_kv_heads"], position="rope")
@@ -114,13 +116,13 @@ def read_layout(path: Path) -> Layout:
 
 def _is_tokenizer(path: Path) -> bool:
     try:
-        return path.stat().st_size <= TOKENIZER_BYTES and bool(Llama2cTokenizer(path.read_bytes()))
+        return path.stat().st_size <= TOKENIZER_BYTES and bool(Llama2cTokenizer(read_bytes(path)))
     except UserError:
         return False
 
 
 def _layout(path: Path) -> Layout:
-    with path.open("rb") as file:
+    with open_to_read(path) as file:
         head = file.read(256)
     is_legacy = head[:4] != MAGIC
     start, first, order = (28, 0, LEGACY) if is_legacy else (256, 8, VERSION_1)
@@ -157,7 +159,9 @@ def _shapes(path: Path, **h: int) -> dict[str, tuple[int, ...]]:
 def read_params(path: Path, layout: Layout, abstract: dict) -> dict:
     """The parameters, copied one by one from the file to their devices, with the shardings of `abstract`."""
     ends = np.cumsum([math.prod(shape) for shape in layout.shapes.values()])
-    tensors = dict(zip(layout.shapes, np.split(np.memmap(path, "<f4", "r", layout.start), ends[:-1]), strict=True))
+    with open_to_read(path) as file:
+        parts = np.split(np.memmap(file, "<f4", "r", layout.start), ends[:-1])
+    tensors = dict(zip(layout.shapes, parts, strict=True))
 
     def read(path, leaf):
         name = path_name(path)

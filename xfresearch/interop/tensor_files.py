@@ -19,6 +19,7 @@ from safetensors import SafetensorError, safe_open
 
 from xfresearch.runtime.errors import UserError
 from xfresearch.runtime.formats import refused, sniff
+from xfresearch.runtime.opening import name_of, open_to_read
 
 DTYPES = {"F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "float64"}
 EXPONENTS = {"float16": 0x7C00, "bfloat16": 0x7F80, "float32": 0x7F80_0000, "float64": 0x7FF0_0000_0000_0000}  # bits
@@ -50,7 +51,7 @@ class StoredTensor(NamedTuple):
 
     def read(self) -> np.ndarray:
         tensor = np.empty(self.shape, self.dtype)
-        with self.file.open("rb") as stream:
+        with open_to_read(self.file) as stream:
             stream.seek(self.begin)
             count = stream.readinto(tensor.reshape(-1).view(np.uint8).data)
         if count != self.bytes:
@@ -61,7 +62,7 @@ class StoredTensor(NamedTuple):
         """Whether `other` is bitwise equal. Holds only one chunk of each tensor in memory at a time."""
         if (self.shape, self.dtype) != (other.shape, other.dtype):
             return False
-        with self.file.open("rb") as mine, other.file.open("rb") as theirs:
+        with open_to_read(self.file) as mine, open_to_read(other.file) as theirs:
             mine.seek(self.begin)
             theirs.seek(other.begin)
             sizes = [min(CHUNK, self.bytes - start) for start in range(0, self.bytes, CHUNK)]
@@ -92,7 +93,7 @@ class PendingTensor(NamedTuple):
 def tensors_in(file: Path) -> Iterator[StoredTensor]:
     """The tensors of a file. Raises UserError if it is not a complete safetensors file."""
     try:
-        with file.open("rb") as stream:
+        with open_to_read(file) as stream:
             size = stream.seek(0, os.SEEK_END)
             stream.seek(0)
             length = int.from_bytes(stream.read(8), "little")
@@ -112,7 +113,7 @@ def tensors_in(file: Path) -> Iterator[StoredTensor]:
         )
     stored = [_stored(file, name, entry, 8 + length, size) for name, entry in header.items() if name != METADATA]
     try:
-        with safe_open(file, "np"):
+        with open_to_read(file) as stream, safe_open(name_of(stream), "np"):
             pass
     except SafetensorError as error:
         raise UserError(f"{file}: not a safetensors file: {error}") from None

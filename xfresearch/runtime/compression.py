@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from typing import BinaryIO
 
 from xfresearch.runtime.errors import UserError
+from xfresearch.runtime.opening import open_to_read
 
 _CHUNK = 1 << 16
 WINDOW = 1 << 27  # bytes; pyarrow has the same limit
@@ -39,7 +40,7 @@ def compression_of(head: bytes) -> str:
 def opened(path, compression: str) -> Iterator[BinaryIO]:
     """The decompressed content of a file. Raises UserError for a file that cannot be read, or is damaged."""
     try:
-        with path.open("rb") as file:
+        with open_to_read(path) as file:
             if not compression:
                 yield file
                 return

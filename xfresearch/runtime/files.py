@@ -6,7 +6,6 @@ the code of such directories opens, lists and removes nothing (tests/test_gate.p
 """
 
 import errno
-import io
 import json
 import math
 import os
@@ -21,17 +20,14 @@ from typing import TYPE_CHECKING
 
 from xfresearch.runtime.errors import UserError, require_new
 from xfresearch.runtime.formats import check_whole
+from xfresearch.runtime.opening import in_bucket, not_regular, open_to_read
 
 if TYPE_CHECKING:  # it takes a tenth of a second
     from etils import epath
 
 MOST = 1 << 28  # bytes of a file that is read whole; the largest tokenizers and indices have a tenth of it
+PIPED = 1 << 26  # bytes that are read of a pipe, or of another file that has no size
 _HUB = ("models--", "datasets--", "spaces--")  # how directories of the Hub's cache begin
-
-
-def in_bucket(path) -> bool:
-    """Whether `path` is an address (gs://...). Its files cannot be locked, appended to or renamed."""
-    return "://" in str(path)
 
 
 def exists(path) -> bool:
@@ -59,6 +55,10 @@ def _mode(path) -> int | None:
         return os.stat(path).st_mode
     except (FileNotFoundError, NotADirectoryError):
         return None
+    except OSError as error:
+        if error.errno == errno.ELOOP:  # links in a circle lead to nothing
+            return None
+        raise
 
 
 def make_directory(path) -> None:
@@ -97,8 +97,9 @@ def _blobs(snapshot: Path) -> list[Path]:
     return [of_model / "blobs"] if snapshot.parent.name == "snapshots" and of_model.name.startswith(_HUB) else []
 
 
-def check_links(root, *names) -> None:
-    """Raises UserError if a link in root/names..., or in a directory below it, leads out of `root`."""
+def check_tree(root, *names) -> None:
+    """Raises UserError if a link in root/names..., or in a directory below it, leads out of `root`, and for a pipe, a socket
+    or a device: libraries that take the name of a directory would wait for it."""
     top = inside(root, *names)
     if in_bucket(top) or not is_directory(top):
         return
@@ -106,6 +107,9 @@ def check_links(root, *names) -> None:
         for path in (os.path.join(parent, name) for name in (*directories, *files)):
             if os.path.islink(path):
                 inside(root, path)
+            mode = _mode(path)
+            if mode is not None and not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+                raise not_regular(path)
 
 
 def names_in(folder, pattern: str = "*") -> list[str]:
@@ -141,17 +145,10 @@ def read_bytes(path, most: int = MOST) -> bytes:
         _require_at_most(path, path.stat().length, most)
         return path.read_bytes()
     with open_to_read(path) as file:
-        _require_at_most(path, os.fstat(file.fileno()).st_size, most)
-        return file.read()
-
-
-def open_to_read(path) -> io.BufferedReader:
-    """A local file, opened. Raises UserError if it is no regular file."""
-    file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))  # noqa: SIM115 - the caller's
-    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-        file.close()
-        raise UserError(f"{path}: it must be a regular file")
-    return file
+        size = os.fstat(file.fileno()).st_size
+        content = b"" if size > most else file.read(size or PIPED + 1)  # a pipe has no size
+        _require_at_most(path, max(size, len(content)), most if size else min(most, PIPED))
+        return content
 
 
 def _require_at_most(path, size: int, most: int) -> None:

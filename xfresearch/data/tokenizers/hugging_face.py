@@ -9,7 +9,8 @@ from xfresearch.data.tokenizers.base import Tokenizer
 from xfresearch.data.tokenizers.sentence_piece import piece_bytes
 from xfresearch.data.tokenizers.special_tokens import NO_SPECIAL_TOKENS, SpecialTokens
 from xfresearch.runtime.errors import UserError
-from xfresearch.runtime.files import read_bytes
+from xfresearch.runtime.files import inside, read_bytes
+from xfresearch.runtime.opening import name_of, open_to_read
 
 END_OF_TEXT = "<|endoftext|>"
 _SEPARATORS = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "<|eot_id|>", "<|im_end|>", "[EOS]", "[SEP]")
@@ -196,7 +197,8 @@ def gpt2_tokenizer(vocabulary: epath.Path, special: SpecialTokens) -> str:
         raise UserError(
             f"the tokenizer is {kind}: it needs a tokenizer.json, which transformers' save_pretrained writes"
         )
-    hf = tokenizers.Tokenizer(models.BPE.from_file(str(vocabulary), str(merges)))
+    with open_to_read(vocabulary) as words, open_to_read(merges) as pairs:
+        hf = tokenizers.Tokenizer(models.BPE.from_file(name_of(words), name_of(pairs)))
     hf.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     _require_words_of_gpt2(hf, merges)
     hf.decoder = decoders.ByteLevel()
@@ -249,7 +251,7 @@ def _merges_file(vocabulary: epath.Path) -> epath.Path:
     ]
     if not names:
         raise UserError("neither a tokenizer.json nor a GPT-2 vocabulary, which is named *vocab.json or *encoder.json")
-    merges = vocabulary.with_name(names[0])
+    merges = inside(vocabulary.parent, names[0])
     if not merges.is_file():
         raise UserError(f"the second file, {names[0]}, is missing")
     return merges
