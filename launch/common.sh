@@ -91,9 +91,10 @@ require_program() {
   [[ ${option[dry-run]} == yes ]] || command -v "$1" >/dev/null || fail "$1 is not installed on this machine"
 }
 
-# quoted WORDS...: prints the words as one shell-quoted line.
+# quoted WORDS...: prints the words as one shell-quoted line, without a character that a terminal or YAML does not show.
 quoted() {
   local word line=
+  [[ $* != *$'\xef\xbb\xbf'* ]] || local LC_ALL=C # the mark of the byte order counts as printable elsewhere
   for word; do
     [[ $word =~ ^[A-Za-z0-9_@%+=:,./-]+$ ]] || word=${word@Q}
     line+=" $word"

@@ -75,6 +75,7 @@ if [[ -n ${option[gpu-type]} ]]; then
   ((single)) || command+=" --coordinator \$JAX_COORDINATOR_ADDRESS:\$JAX_COORDINATOR_PORT --processes \$NNODES --process \$NODE_RANK"
   [[ $command != *[\"\\]* ]] || fail "a \" or \\ in the command is not allowed with --gpu-type, because XPK does not quote them"
 fi
+command=${command//\$/\$\$} # Kubernetes puts values, also secret ones, in place of $(NAME), and $ in place of $$
 require_program xpk
 [[ ${option[build]} == no ]] || require_program docker # checked before the cluster is created
 image=$(image_name)

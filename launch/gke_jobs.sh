@@ -28,7 +28,7 @@ parse "$@"
 ((${#arguments[@]} == 0)) || fail "${arguments[0]}: unexpected argument; write the command after --"
 word='[a-z0-9]([-a-z0-9.]*[a-z0-9])?'
 require name '[a-z]([-a-z0-9]{0,48}[a-z0-9])?' "lowercase letters, digits and dashes, at most 50"
-require image '[^ "\\]+' "the name of an image"
+require image '[A-Za-z0-9][A-Za-z0-9._/:@-]*' "the name of an image"
 [[ (-n ${option[gpu]} && -z ${option[tpu]}) || (-z ${option[gpu]} && -n ${option[tpu]}) ]] ||
   fail "--gpu and --tpu: give exactly one of the two"
 require gpu "($word)?" "GKE's name of a GPU, such as nvidia-l4"
@@ -50,15 +50,16 @@ require_program kubectl
 image=$(image_name)
 count=${option[count]:-$(count_jobs)}
 
-# json WORDS...: the words as a list of JSON, which is YAML, too.
+# json WORDS...: the words as a list of JSON, which is YAML, too. YAML has no control characters, and changes those that
+# end a line in Unicode.
 json() {
-  local word list=
-  for word; do
-    word=${word//\\/\\\\} word=${word//\"/\\\"} word=${word//$'\n'/\\n}
-    list+=", \"$word\""
-  done
-  printf '[%s]' "${list#, }"
+  python3 -X utf8 -c 'import json, sys
+text = json.dumps(sys.argv[1:], ensure_ascii=False)
+text.encode()
+print("".join(c if c.isprintable() else f"\\u{ord(c):04x}" if c < "\U00010000" else f"\\U{ord(c):08x}" for c in text))' "$@" 2>/dev/null ||
+    fail "the command is not UTF-8, which a manifest must be: $(quoted "$@")"
 }
+words=$(json "${job[@]//\$/\$\$}") # Kubernetes puts values, also secret ones, in place of $(NAME), and $ in place of $$
 
 jax=cuda12 platforms=cuda,cpu chips='nvidia.com/gpu: 1' identity='{runAsNonRoot: true, runAsUser: 1000}'
 selector="cloud.google.com/gke-accelerator: ${option[gpu]}"
@@ -105,7 +106,7 @@ spec:
             - name: HF_TOKEN
               valueFrom: {secretKeyRef: {name: xfresearch, key: HF_TOKEN, optional: true}}
           command: [launch/entrypoint.sh]
-          args: $(json "${job[@]}")
+          args: $words
           resources:
             limits: {$chips}"
 

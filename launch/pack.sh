@@ -15,7 +15,13 @@ mapfile -t new < <(git ls-files --others --exclude-standard)
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 commit >"$folder/COMMIT"
+# The files that git tracks and that are there, by their names: a pattern could match others.
+while IFS= read -r -d '' file; do
+  [[ -L $file || ! -d $file ]] || fail "$file is a submodule, and the archive would lack its files"
+  [[ ! -L $file && ! -e $file ]] || printf '%s\0' "$file"
+done < <(git ls-files -z --cached) >"$folder/files"
 code=0
-git ls-files -z --cached |
-  tar -czf "$1" --exclude-from <(git ls-files --deleted) --null --files-from - --no-null -C "$folder" COMMIT || code=$?
+tar -czf "$1" --no-recursion --null --files-from "$folder/files" --no-null -C "$folder" COMMIT || code=$?
 ((code <= 1)) || exit "$code" # 1: a file changed while tar read it
+{ cat "$folder/files" && printf 'COMMIT\0'; } | tr '\0' '\n' |
+  cmp -s - <(tar -tzf "$1" --quoting-style=literal) || fail "$1 has other files than git: $(tar --version | head -n 1)"

@@ -71,7 +71,8 @@ tpus=(gcloud compute tpus queued-resources)
 folder=$(mktemp -d "${TMPDIR:-/tmp}/xfresearch-XXXXXX")
 IFS=, read -ra zones <<<"${option[zone]}"
 declare -A counts=([retries]=0 [preemptions]=0)
-exists=no    # whether machines may exist: no, maybe or yes
+exists=unknown # whether machines exist: unknown (nobody has answered yet), no, maybe (they were requested) or yes
+child=''       # the process that the script waits for
 tried=0      # zones that were tried since machines were last active
 unreachable=0 saved='' assumed='' state='' reason='' said=''
 attempts=1 # no retry of the first query: nothing is lost yet, and the cause is probably a mistake of the user
@@ -83,6 +84,7 @@ log() { printf '[launch] %s\n' "$*" >&2 || true; }
 use_zone() {
   place=$1 zone=${zones[$1]} location=(--zone "${zones[$1]}")
   [[ -z ${option[project]} ]] || location+=(--project "${option[project]}")
+  listing=("${tpus[@]}" list "${location[@]}" "--filter=name~/${option[name]}$")
   deletion=("${tpus[@]}" delete "${option[name]}" "${location[@]}" --force --quiet)
   # All hosts in one batch: in smaller batches, the first would wait for the second. A host that has vanished is noticed
   # after a minute.
@@ -96,6 +98,10 @@ alive=(-oServerAliveInterval=15 -oServerAliveCountMax=4 -oConnectTimeout=30)
 cost() {
   local costs
   case $exists in
+    unknown)
+      printf 'whether %s exists in %s, and costs money, is not known: %s shows it' "${option[name]}" "$zone" \
+        "$(quoted "${listing[@]}")" && return
+      ;;
     no) printf 'nothing is left that costs money' && return ;;
     maybe) costs='may exist and cost money' ;;
     yes) costs='costs money' ;;
@@ -119,7 +125,7 @@ query() {
     ((i == attempts)) || sleep "${option[poll]}"
   done
   log "gcloud failed$( ((attempts == 1)) || echo " $attempts times") in $zone: $(one_line <"$folder/errors"): giving up"
-  [[ $exists == no ]] || log "no machines are deleted: the same command with --attach continues"
+  [[ $exists == no || $exists == unknown ]] || log "no machines are deleted: the same command with --attach continues"
   leave 1
 }
 
@@ -127,8 +133,7 @@ query() {
 # not exist, PREEMPTED if one of its nodes is gone, which the queued resource itself may report later, and the state of a
 # node that is being repaired.
 read_state() {
-  query "${tpus[@]}" list "${location[@]}" "--filter=name~/${option[name]}$" \
-    "--format=value(state.state,state.failedData.error.message)"
+  query "${listing[@]}" "--format=value(state.state,state.failedData.error.message)"
   IFS=$'\t' read -r state reason <<<"$output" || true
   [[ $state == ACTIVE ]] || return 0
   query gcloud compute tpus tpu-vm list "${location[@]}" "--filter=queuedResource~/${option[name]}$" \
@@ -197,9 +202,24 @@ delete() {
   leave 1
 }
 
+# run_waiting COMMAND...: `run`, but a signal to this script alone is obeyed while COMMAND runs: bash would wait for a
+# command in the foreground first.
+run_waiting() {
+  local code=0
+  announced "$@" && return
+  "$@" <&0 &
+  child=$!
+  wait "$child" || code=$?
+  child=''
+  return "$code"
+}
+
+stop_waiting() { [[ -z $child ]] || kill "$child" 2>/dev/null || true; }
+
 # leave CODE: ends the script without deleting anything.
 leave() {
   trap - EXIT
+  stop_waiting
   rm -rf "$folder"
   log "$(cost)"
   exit "$1"
@@ -214,6 +234,7 @@ give_up() {
 at_exit() {
   local code=$?
   trap '' HUP INT TERM
+  stop_waiting
   [[ ${option[keep]} == yes ]] || delete
   rm -rf "$folder"
   [[ ${option[dry-run]} == yes ]] || log "$(cost)"
@@ -277,14 +298,14 @@ if [[ -n ${option[env]} ]]; then
 fi
 
 set_up_hosts() {
-  run "${tpus[@]}" scp "${files[@]}" "${option[name]}:" "${everywhere[@]}" "${alive[@]/#/--scp-flag=}" &&
-    run "${tpus[@]}" ssh "${option[name]}" "${everywhere[@]}" "${alive[@]/#/--ssh-flag=}" --command "${prepare% }"
+  run_waiting "${tpus[@]}" scp "${files[@]}" "${option[name]}:" "${everywhere[@]}" "${alive[@]/#/--scp-flag=}" &&
+    run_waiting "${tpus[@]}" ssh "${option[name]}" "${everywhere[@]}" "${alive[@]/#/--ssh-flag=}" --command "${prepare% }"
 }
 
 # JAX_PLATFORMS: on a host without its TPU the command fails; it does not run on the CPU.
 run_job() {
-  run "${tpus[@]}" ssh "${option[name]}" "${everywhere[@]}" "${alive[@]/#/--ssh-flag=}" --command \
-    "cd xfresearch && ${sourced}PATH=\$PWD/.venv/bin:\$PATH bash launch/detached.sh /tmp/xfresearch-job $(quoted env JAX_PLATFORMS=tpu,cpu "${job[@]}")"
+  run_waiting "${tpus[@]}" ssh "${option[name]}" "${everywhere[@]}" "${alive[@]/#/--ssh-flag=}" --command \
+    "cd xfresearch && ${sourced}PATH=\$PWD/.venv/bin:\$PATH bash launch/detached.sh ~/xfresearch-job $(quoted env JAX_PLATFORMS=tpu,cpu "${job[@]}")"
 }
 
 # Machines of which a host cannot be reached or prepared are replaced, after three tries in a row.
@@ -298,7 +319,7 @@ replace_unreachable() {
   delete && request
 }
 
-[[ ${option[attach]} == no ]] || assumed=ACTIVE exists=maybe
+[[ ${option[attach]} == no ]] || assumed=ACTIVE
 trap 'rm -rf "$folder"' EXIT
 for place in "${!zones[@]}"; do
   use_zone "$place"

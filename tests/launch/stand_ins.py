@@ -53,6 +53,37 @@ FLAGS = {
 JOB_STARTS_WITH = {"sbatch": "launch/slurm.sbatch", "srun": "env", "docker run": "python"}
 
 
+# Words that some layer between the user and the process could change: a shell, YAML, JSON, or Kubernetes' own variables.
+WORDS = {
+    "quotes": "it's \"quoted\" \\ $HOME",
+    "variables": "$(HF_TOKEN) $$ $$(HF_TOKEN) $( $) ${X} $",
+    "shell": "`id` $(id) *;&|<>!~ #no comment",
+    "lines": "a\nb\r\nc\rd\te\x85f\u2028g\u2029h",
+    "control": "\x01\x1b[31m\x7f\x80\x9f",
+    "marks": "\ufeff\ufffe\uffff\u202e\xa0",
+    "letters": "é 中文 😀 \U000e0001",
+    "yaml": "{a: [b, *c, &d]} - !!str |",
+    "numbers": "1e3",
+    "nothing": "",
+    "space": "  ",
+}
+
+
+def expanded(word: str, variables: dict[str, str]) -> str:
+    """A word of a container's command as its process gets it: Kubernetes' documented expansion of variables.
+
+    $(NAME) is the value of NAME, or stays as it is without such a variable; $$ is $; any other $ stays.
+    """
+    pattern = r"\$(?:(\$)|\(([^)]*)\))"
+    return re.sub(pattern, lambda match: match[1] or variables.get(match[2], match[0]), word, flags=re.S)
+
+
+def words_of(command: str) -> list[str]:
+    """The words of a command line as bash reads them."""
+    done = subprocess.run(["bash", "-c", f"printf '%s\\0' {command}"], capture_output=True, check=True)
+    return done.stdout.decode().split("\0")[:-1]
+
+
 def install(folder: Path) -> None:
     """Makes the programs, in `folder`/bin."""
     programs = folder / "bin"
@@ -87,7 +118,7 @@ def unknown_flags(words: list[str]) -> list[str]:
 def calls(folder: Path) -> list[list[str]]:
     """The words of every call, in their order. Folders that a script makes for a while have the name FOLDER."""
     path = folder / "calls"
-    text = path.read_text() if path.exists() else ""
+    text = path.read_bytes().decode() if path.exists() else ""
     return [without_folders(call).split("\x1f")[:-1] for call in text.split("\x1e")[:-1]]
 
 

@@ -2,10 +2,12 @@
 
 import shlex
 import subprocess
+import textwrap
 
 import pytest
+import yaml
 
-from tests.launch.stand_ins import ROOT
+from tests.launch.stand_ins import ROOT, WORDS, expanded, words_of
 
 JOB = shlex.split("--cluster c --workload w --tpu-type v6e-16 --image registry/x:1")
 TRAIN = shlex.split("-- python -m xfresearch.train --config configs/llama.py --workdir gs://bucket/run")
@@ -83,13 +85,14 @@ def test_the_ram_disk_of_the_nodes_is_mounted_for_emergency_checkpoints(launcher
 
 
 def test_the_command_arrives_unchanged_behind_the_entry_point(launcher):
-    text = 'it\'s "quoted" $HOME'
+    """XPK puts it into a block of YAML that a shell of the container runs (docker_container.py of xpk 1.16)."""
     given = " ".join(JOB).replace("v6e-16", "v6e-4").split()
-    launcher.run("gke.sh", *given, "--", "python", "-m", "xfresearch.evaluate", "--workdir", "gs://b/r", "--data", text)
+    job = ["python", "-m", "xfresearch.evaluate", "--workdir", "gs://b/r", *WORDS.values()]
+    launcher.run("gke.sh", *given, "--", *job)
     call = launcher.calls[-1]
-    words = shlex.split(call[call.index("--command") + 1])
-    job = ["python", "-m", "xfresearch.evaluate", "--workdir", "gs://b/r", "--data", text]
-    assert words == ["exec", "launch/entrypoint.sh", *job]
+    block = "- |\n" + textwrap.indent(call[call.index("--command") + 1], "  ")
+    (command,) = yaml.safe_load(block)
+    assert words_of(expanded(command, {"HF_TOKEN": "a secret", "X": "x"})) == ["exec", "launch/entrypoint.sh", *job]
 
 
 def test_the_short_form_of_a_command_is_that_of_the_machines(launcher):
@@ -105,7 +108,7 @@ def test_nodes_of_gpus_get_the_coordinator_that_xpk_names(launcher):
     assert call[call.index("--device-type") + 1] == "h100-mega-80gb-8" and call[call.index("--num-nodes") + 1] == "4"
     assert "JAX_PLATFORMS=cuda,cpu" in call and "--tpu-type" not in call
     names = "--coordinator $JAX_COORDINATOR_ADDRESS:$JAX_COORDINATOR_PORT --processes $NNODES --process $NODE_RANK"
-    assert call[call.index("--command") + 1].endswith(names)
+    assert expanded(call[call.index("--command") + 1], {}).endswith(names)
     one = ["1" if word == "4" else word for word in GPUS]
     launcher.run("gke.sh", *one, *TRAIN)
     assert "--coordinator" not in launcher.calls[-1][-1]

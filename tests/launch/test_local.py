@@ -1,5 +1,6 @@
 """launch/local.sh with small commands: flags, line prefixes, exit codes, failures, signals."""
 
+import json
 import os
 import re
 import shlex
@@ -10,7 +11,7 @@ import time
 
 import pytest
 
-from tests.launch.stand_ins import ROOT
+from tests.launch.stand_ins import ROOT, WORDS
 from xfresearch.training.metrics import read_metrics
 
 SHOW = "import sys; print(*sys.argv[1:])"
@@ -49,6 +50,12 @@ def test_every_process_gets_its_flags_and_its_lines_have_a_prefix(launcher):
     done = launcher.run("local.sh", "3", "--port", "4321", "--", "python", "-c", SHOW)
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.splitlines()) == [f"[{i}] " + FLAGS.format(port=4321, n=3, i=i) for i in range(3)]
+
+
+def test_every_word_of_a_command_reaches_the_process_as_it_is(launcher):
+    show = f"import json, sys; print(json.dumps(sys.argv[1:{len(WORDS) + 1}]))"
+    done = launcher.run("local.sh", "1", "--", sys.executable, "-c", show, *WORDS.values())
+    assert json.loads(done.stdout.removeprefix("[0] ")) == list(WORDS.values())
 
 
 def test_a_dry_run_prints_the_commands_of_a_real_run(launcher):

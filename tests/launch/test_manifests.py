@@ -7,7 +7,7 @@ import shlex
 import pytest
 import yaml
 
-from tests.launch.stand_ins import ROOT
+from tests.launch.stand_ins import ROOT, WORDS, expanded
 
 
 def read(name: str) -> dict:
@@ -128,15 +128,14 @@ STUDY = shlex.split("-- python -m xfresearch.study --config configs/studies/w_o.
     ],
 )
 def test_a_pod_does_the_job_of_its_number(launcher, options):
-    text = 'it\'s "quoted" \\ $HOME'
-    done = launcher.run("gke_jobs.sh", "--dry-run", *JOBS, *options.split(), *STUDY, "--config.question", text)
+    done = launcher.run("gke_jobs.sh", "--dry-run", *JOBS, *options.split(), *STUDY)
     assert done.returncode == 0 and launcher.calls == [], done.stderr
     manifest = yaml.safe_load(done.stdout)
     assert faults(manifest) == []
     spec = manifest["spec"]
     pod = spec["template"]["spec"]
     (container,) = pod["containers"]
-    assert container["args"] == [*STUDY[1:], "--config.question", text] and container["command"] == ["launch/entrypoint.sh"]
+    assert container["args"] == STUDY[1:] and container["command"] == ["launch/entrypoint.sh"]
     assert (spec["completionMode"], spec["completions"]) == ("Indexed", 39)
     queued = "--queue" in options
     assert spec["parallelism"] == (8 if queued else 39) and spec["backoffLimitPerIndex"] == (3 if queued else 10)
@@ -145,6 +144,20 @@ def test_a_pod_does_the_job_of_its_number(launcher, options):
     assert ("cloud.google.com/gke-spot" in pod["nodeSelector"]) == queued
     chips = {"google.com/tpu": 4} if "--tpu" in options else {"nvidia.com/gpu": 1}
     assert container["resources"]["limits"] == chips
+
+
+def test_every_word_of_a_command_reaches_the_pod_as_it_is(launcher):
+    done = launcher.run("gke_jobs.sh", "--dry-run", *JOBS, *STUDY, *WORDS.values())
+    assert done.returncode == 0, done.stderr
+    (container,) = yaml.safe_load(done.stdout)["spec"]["template"]["spec"]["containers"]
+    got = [expanded(word, {"HF_TOKEN": "a secret", "X": "x"}) for word in container["args"]]
+    assert dict(zip(WORDS, got[-len(WORDS) :], strict=True)) == WORDS
+
+
+def test_a_word_that_is_no_text_is_refused(launcher):
+    done = launcher.run("gke_jobs.sh", "--dry-run", *JOBS, *STUDY, "a\udcff")
+    assert done.returncode == 2 and done.stdout == ""
+    assert re.fullmatch(r"error: the command is not UTF-8, which a manifest must be: python .* \$'a\\377'\n", done.stderr)
 
 
 def test_the_jobs_are_counted_by_the_command_itself(launcher):

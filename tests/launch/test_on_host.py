@@ -5,6 +5,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tarfile
 
 import pytest
 
@@ -118,6 +119,32 @@ def test_a_checkout_is_packed_without_private_files(tmp_path):
     assert git_commit(packed) == f"{commit}-dirty"
 
 
+NAMES = ("train.py", "a[1].txt", "b*", "é.txt", "-C", "with space", "two\nlines", "back\\slash", "@x")
+
+
+def test_the_archive_has_the_files_that_git_has_whatever_their_names(tmp_path):
+    """A deleted train.py at the root takes no other train.py out, and no name is a pattern or an option."""
+    checkout = tmp_path / "checkout"
+    for name in ("launch/pack.sh", "launch/common.sh"):
+        (checkout / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, checkout / name)
+    for name in NAMES:
+        for folder in (checkout, checkout / "deep"):
+            folder.mkdir(exist_ok=True)
+            (folder / name).write_text(name)
+    (checkout / "link").symlink_to("nowhere")
+    made = "git init -q . && git add . && git -c user.name=a -c user.email=a@b commit -qm c"
+    subprocess.run(made, shell=True, cwd=checkout, check=True)
+    for name in NAMES:
+        (checkout / name).unlink()
+    done = subprocess.run(["bash", "launch/pack.sh", str(tmp_path / "a.tar.gz")], cwd=checkout, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    with tarfile.open(tmp_path / "a.tar.gz") as archive:
+        names = archive.getnames()
+    expected = [*(f"deep/{name}" for name in NAMES), "launch/pack.sh", "launch/common.sh", "link", "COMMIT"]
+    assert sorted(names) == sorted(expected)
+
+
 def test_a_killed_run_starts_again(tmp_path):
     words = counted(tmp_path, "time.sleep(60)")
     first = start(words)
@@ -146,3 +173,28 @@ def test_another_command_does_not_get_the_result_of_the_first(tmp_path):
     assert subprocess.run(counted(tmp_path, "sys.exit(0)"), capture_output=True, timeout=20).returncode == 0
     done = subprocess.run(counted(tmp_path, "sys.exit(1)"), capture_output=True, text=True, timeout=20)
     assert done.returncode == 4 and "another command was started here" in done.stderr
+
+
+def test_the_words_of_a_command_are_compared_and_not_their_text(tmp_path):
+    words = [*DETACHED, str(tmp_path / "job"), "printf", "%s."]
+    assert subprocess.run([*words, "a b", "c"], capture_output=True, timeout=20).stdout == b"a b.c."
+    again = subprocess.run([*words, "a", "b c"], capture_output=True, text=True, timeout=20)
+    assert (again.returncode, again.stdout) == (4, "")
+    assert again.stderr == "error: another command was started here: 'printf' '%s.' 'a b' 'c'\n"
+    assert subprocess.run([*words, "a b", "c"], capture_output=True, timeout=20).stdout == b"a b.c."
+
+
+def test_a_directory_that_is_a_link_is_refused_and_its_files_are_left(tmp_path):
+    (tmp_path / "private").mkdir()
+    (tmp_path / "private" / "log").write_text("kept")
+    (tmp_path / "job").symlink_to("private")
+    done = subprocess.run([*DETACHED, str(tmp_path / "job"), "true"], capture_output=True, text=True, timeout=20)
+    assert (done.returncode, done.stderr) == (2, f"error: {tmp_path}/job is a link, or the directory of somebody else\n")
+    assert (tmp_path / "private" / "log").read_text() == "kept"
+
+
+def test_nobody_else_can_write_into_the_directory(tmp_path):
+    (tmp_path / "job").mkdir()
+    (tmp_path / "job").chmod(0o777)
+    assert subprocess.run([*DETACHED, str(tmp_path / "job"), "true"], capture_output=True, timeout=20).returncode == 0
+    assert (tmp_path / "job").stat().st_mode & 0o777 == 0o700

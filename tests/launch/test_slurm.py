@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 
-from tests.launch.stand_ins import ROOT
+from tests.launch.stand_ins import ROOT, WORDS
 
 TRAIN = shlex.split("python -m xfresearch.train --config configs/llama.py --workdir /shared/run")
 STUDY = shlex.split("python -m xfresearch.study --config configs/studies/w_o.py --workdir /shared/w_o --job auto")
@@ -45,6 +45,13 @@ def test_limits_and_logs_of_a_submission(launcher):
     srun = launcher.calls[-1]
     assert srun[srun.index("--container-mounts") + 1] == f"{ROOT}:{ROOT},/data:/data"
     assert srun[srun.index("--container-workdir") + 1] == str(ROOT)
+
+
+def test_every_word_of_a_command_reaches_slurm_and_docker_as_it_is(launcher):
+    job = [*TRAIN[:-1], "runs/a", *WORDS.values()]
+    for script, environment in (("slurm.sbatch", {}), ("slurm.sbatch", INSIDE), ("multi_gpu.sh --image x:1", {})):
+        done = launcher.run(*script.split(), "--", *job, **environment)
+        assert done.returncode == 0 and launcher.calls[-1][-len(job) :] == job, done.stderr
 
 
 def test_a_command_of_one_process_is_not_started_several_times(launcher):

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from tests.launch.stand_ins import ROOT, TPUS
+from tests.launch.stand_ins import ROOT, TPUS, WORDS, words_of
 
 RUN = shlex.split("--name run1 --zone europe-west4-b --accelerator v6e-16 --spot --poll 0")
 TRAIN = shlex.split("-- python -m xfresearch.train --config configs/llama.py --workdir gs://bucket/run --config.mesh.fsdp=8")
@@ -68,13 +68,13 @@ def test_each_generation_has_its_software_version(launcher, accelerator, runtime
 
 
 def test_the_job_reaches_every_host_at_once_and_unchanged(launcher):
-    text = 'it\'s "quoted" $HOME'
-    launcher.run("tpu_vm.sh", *RUN, "--", "python", "-m", "xfresearch.evaluate", "--workdir", "gs://b/r", "--data", text)
+    given = ["python", "-m", "xfresearch.evaluate", "--workdir", "gs://b/r", *WORDS.values()]
+    launcher.run("tpu_vm.sh", *RUN, "--", *given)
     install, job = (call for call in launcher.calls if call[4] == "ssh")
     assert {"--worker=all", "--node=all", "--batch-size=all"} <= set(job)
     assert {"--ssh-flag=-oServerAliveInterval=15", "--ssh-flag=-oServerAliveCountMax=4"} <= set(job)
-    words = shlex.split(job[job.index("--command") + 1])
-    assert words[-7:] == ["python", "-m", "xfresearch.evaluate", "--workdir", "gs://b/r", "--data", text]
+    _, _, command = job[job.index("--command") + 1].partition(" bash launch/detached.sh ")
+    assert words_of(command)[1:] == ["env", "JAX_PLATFORMS=tpu,cpu", *given]
     assert "requirements-cloud.txt" in install[-1] and "jax[tpu]" in install[-1]
 
 
@@ -197,6 +197,20 @@ def test_a_gcloud_that_fails_on_the_first_call_is_not_retried(launcher):
     launcher.answers(f"{TPUS} list", *[("", 1)] * 9)
     done = launcher.run("tpu_vm.sh", *RUN, *TRAIN)
     assert done.returncode == 1 and launcher.verbs == ["list"] and "gcloud failed in europe-west4-b" in done.stderr
+    asked = "gcloud compute tpus queued-resources list --zone europe-west4-b"
+    end = f"[launch] whether run1 exists in europe-west4-b, and costs money, is not known: {asked} '--filter=name~/run1$' shows it"
+    assert done.stderr.splitlines()[-1] == end and "nothing is left" not in done.stderr
+
+
+def test_sigterm_to_the_script_alone_is_obeyed_while_ssh_waits(launcher):
+    launcher.answers("detached", ("", 0, 60))
+    process = launcher.start("tpu_vm.sh", *RUN, *TRAIN)
+    deadline = time.monotonic() + 30
+    while launcher.verbs.count("ssh") < 2 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    os.kill(process.pid, signal.SIGTERM)
+    process.communicate(timeout=20)
+    assert process.returncode == 143 and launcher.verbs[-1] == "delete"
 
 
 def test_machines_are_not_deleted_because_gcloud_fails(launcher):
