@@ -137,7 +137,8 @@ def test_the_archive_has_the_files_that_git_has_whatever_their_names(tmp_path):
     subprocess.run(made, shell=True, cwd=checkout, check=True)
     for name in NAMES:
         (checkout / name).unlink()
-    done = subprocess.run(["bash", "launch/pack.sh", str(tmp_path / "a.tar.gz")], cwd=checkout, capture_output=True, text=True)
+    pack = ["bash", "launch/pack.sh", str(tmp_path / "a.tar.gz")]
+    done = subprocess.run(pack, cwd=checkout, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
     with tarfile.open(tmp_path / "a.tar.gz") as archive:
         names = archive.getnames()

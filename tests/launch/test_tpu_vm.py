@@ -198,8 +198,8 @@ def test_a_gcloud_that_fails_on_the_first_call_is_not_retried(launcher):
     done = launcher.run("tpu_vm.sh", *RUN, *TRAIN)
     assert done.returncode == 1 and launcher.verbs == ["list"] and "gcloud failed in europe-west4-b" in done.stderr
     asked = "gcloud compute tpus queued-resources list --zone europe-west4-b"
-    end = f"[launch] whether run1 exists in europe-west4-b, and costs money, is not known: {asked} '--filter=name~/run1$' shows it"
-    assert done.stderr.splitlines()[-1] == end and "nothing is left" not in done.stderr
+    end = f"whether run1 exists in europe-west4-b, and costs money, is not known: {asked} '--filter=name~/run1$' shows it"
+    assert done.stderr.splitlines()[-1] == f"[launch] {end}" and "nothing is left" not in done.stderr
 
 
 def test_sigterm_to_the_script_alone_is_obeyed_while_ssh_waits(launcher):
