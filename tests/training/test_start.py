@@ -18,7 +18,7 @@ from tests.training.processes import Processes
 from tests.training.test_manifest import curve, write_corpus
 from xfresearch import plan
 from xfresearch.checkpoints import store
-from xfresearch.data.tokenizers import tokenizer_for
+from xfresearch.data.tokenizers import bpe, tokenizer_for
 from xfresearch.run.config_files import read_json
 from xfresearch.runtime.errors import UserError
 from xfresearch.runtime.trees import by_path
@@ -129,6 +129,13 @@ def test_the_tokenizer_may_be_named_and_another_one_is_refused(trained, tmp_path
     made.write(tmp_path, {"tokenizer.json": made.byte_level()})
     with pytest.raises(UserError, match=f"config.data.tokenizer='{tmp_path}' .* left out to start from {trained}"):
         start.parse([*given, f"--config.data.tokenizer={tmp_path}"])
+
+
+def test_a_bpe_is_refused_before_it_is_trained(trained, tmp_path, monkeypatch):
+    monkeypatch.setattr(bpe, "train", lambda *_: pytest.fail("it was trained"))
+    given = [FILE, f"--config.start.path={trained}", f"--config.data.cache_dir={tmp_path}", "--config.data.tokenizer=bpe"]
+    with pytest.raises(UserError, match=f"config.data.tokenizer='bpe' .* left out to start from {trained}"):
+        start.parse(given)
 
 
 def test_a_missing_checkpoint_is_refused_before_data_are_prepared(trained):

@@ -73,11 +73,12 @@ def check_options(model: ModelConfig, config: Config) -> None:
 
 
 def check_tokenizer(path: str, config: Config) -> None:
-    """Raises UserError if config.data.tokenizer is another tokenizer than the trained model's, at `path`."""
+    """Raises UserError if config.data.tokenizer is another tokenizer than the trained model's, at `path`. A BPE, which would
+    have to be trained first, always counts as another one."""
     data = config.data
     if path and data.tokenizer != path and not trains_on_labels(data):
         allowed = f"left out to start from {config.start.path}: its parameters were trained for its own tokenizer"
-        same = tokenizer_for(data).digest == load_tokenizer(path).digest
+        same = data.tokenizer != "bpe" and tokenizer_for(data).digest == load_tokenizer(path).digest
         require(same, "data.tokenizer", data.tokenizer, allowed)
 
 
