@@ -39,6 +39,8 @@ LOSSLESS = {
     ),
     "byte fallback": ("text", lambda: HuggingFaceTokenizer(made.byte_fallback())),
     "gemma": ("text", lambda: HuggingFaceTokenizer(made.byte_fallback(**GEMMA))),
+    "words": ("text", lambda: HuggingFaceTokenizer(word_fallback())),
+    "byte level, pieces outside": ("bytes", lambda: HuggingFaceTokenizer(byte_words(others=[" ", "\u2014"]))),
 }  # fmt: skip
 TOKENIZER = {name: cache(make) for name, (_, make) in LOSSLESS.items()}
 METASPACE = {"normalizer": None, "pre_tokenizer": pre_tokenizers.Metaspace(prepend_scheme="first", split=False)}
@@ -50,6 +52,31 @@ def without_a_byte() -> str:
     hf.pre_tokenizer, hf.decoder = pre_tokenizers.ByteLevel(False), decoders.ByteLevel()
     return hf.to_str()
 
+
+def word_fallback(pieces=("\u2581",), ignore_merges=False, unigram=False, special=(), **parts) -> str:
+    """A tokenizer.json with byte fallback and a model that has these pieces, by default without a space in front."""
+    names = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *pieces, "t", "h", "th"]
+    if unigram:
+        hf = Tokenizer(models.Unigram([(name, -float(number)) for number, name in enumerate(names)], 0, True))
+    else:
+        ids, settings = {name: number for number, name in enumerate(names)}, {"ignore_merges": ignore_merges}
+        hf = Tokenizer(models.BPE(ids, [("t", "h")], unk_token="<unk>", byte_fallback=True, **settings))
+    hf.normalizer, hf.decoder = SPACES, GEMMA["decoder"]
+    return made._finished(hf, ["<unk>", "<s>", "</s>", *special], parts)
+
+
+def byte_words(special=(), without="", others=(), **parts) -> str:
+    """A byte-level tokenizer.json with the pieces th and the, some of them special, without the piece of a byte."""
+    alphabet = [piece for piece in sorted(pre_tokenizers.ByteLevel.alphabet()) if piece != without]
+    ids = {piece: number for number, piece in enumerate([*alphabet, "th", "the", "<s>", *others])}
+    hf = Tokenizer(models.BPE(ids, [("t", "h"), ("th", "e")], ignore_merges=True))
+    hf.pre_tokenizer, hf.decoder = pre_tokenizers.ByteLevel(False), decoders.ByteLevel()
+    return made._finished(hf, list(special), parts)
+
+
+TWICE = pre_tokenizers.Sequence([pre_tokenizers.ByteLevel(False), pre_tokenizers.ByteLevel(False)])
+UNDERSCORE = {"normalizer": None, "pre_tokenizer": pre_tokenizers.Metaspace("_", "never", split=False)}
+TWO_SPACES = normalizers.Sequence([normalizers.Prepend("\u2581"), normalizers.Prepend("\u2581"), SPACES])
 
 # Tokenizers with a text that each of them alters.
 ALTERS = {
@@ -71,6 +98,26 @@ ALTERS = {
     "space each": (lambda: HuggingFaceTokenizer(made.byte_fallback(words=[AddedToken("x", normalized=False)])), "axa"),
     "metaspace": (lambda: HuggingFaceTokenizer(made.byte_fallback(**METASPACE)), " a"),
     "one byte less": (lambda: HuggingFaceTokenizer(without_a_byte()), "q"),
+    "a byte as a whole word": (
+        lambda: HuggingFaceTokenizer(byte_words(without="q", words=[AddedToken("q", single_word=True)])), "aqa"
+    ),
+    "a space in place of its byte": (lambda: HuggingFaceTokenizer(byte_words(without="\u0120", others=[" "])), "a a"),
+    "special piece": (lambda: HuggingFaceTokenizer(byte_words(special=["the"])), "the"),
+    "special whole text": (
+        lambda: HuggingFaceTokenizer(
+            byte_words(special=["<s>"], pre_tokenizer=pre_tokenizers.ByteLevel(False, use_regex=False))
+        ),
+        "<s>",
+    ),
+    "bytes twice": (lambda: HuggingFaceTokenizer(made.byte_level(pre_tokenizer=TWICE)), " "),
+    "bytes in both steps": (lambda: HuggingFaceTokenizer(made.byte_level(normalizer=normalizers.ByteLevel())), " "),
+    "unigram, special": (lambda: HuggingFaceTokenizer(word_fallback(unigram=True)), "</s>"),
+    "unigram, name of a byte": (lambda: HuggingFaceTokenizer(word_fallback(unigram=True)), "<0x41>"),
+    "merges ignored": (lambda: HuggingFaceTokenizer(word_fallback(ignore_merges=True)), "</s>"),
+    "special piece of words": (lambda: HuggingFaceTokenizer(word_fallback(special=["th"])), "th"),
+    "no piece for a space": (lambda: HuggingFaceTokenizer(word_fallback(pieces=())), " "),
+    "two spaces in front": (lambda: HuggingFaceTokenizer(made.byte_fallback(normalizer=TWO_SPACES)), "a"),
+    "metaspace, another character": (lambda: HuggingFaceTokenizer(word_fallback(**UNDERSCORE)), " "),
 }  # fmt: skip
 
 # Text that is easily lost: spaces at the ends or repeated, names of tokens, characters with several Unicode forms.

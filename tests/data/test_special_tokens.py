@@ -125,6 +125,18 @@ def test_settings_files_are_ignored_for_the_path_of_a_file(tmp_path):
     assert load_tokenizer(tmp_path / "tokenizer.json").end_of_text == 2
 
 
+def test_a_vocabulary_named_as_a_file_is_read_by_the_settings_beside_it(tmp_path):
+    """It does not say itself whose it is: Qwen's vocab.json has the form of GPT-2's, and BERT's may have capitals."""
+    cased = {"vocab.txt": made.word_pieces() + "The\n", "tokenizer_config.json": {"do_lower_case": False}}
+    made.write(tmp_path / "bert", cased)
+    tokenizer = load_tokenizer(tmp_path / "bert" / "vocab.txt")
+    assert tokenizer.decode(tokenizer.encode(b"The cat")) == "The cat"
+    made.write(tmp_path / "qwen", made.roberta() | {"tokenizer_config.json": {"tokenizer_class": "Qwen2Tokenizer"}})
+    for name in ("", "vocab.json"):
+        with pytest.raises(UserError, match="the tokenizer is a Qwen2Tokenizer"):
+            load_tokenizer(tmp_path / "qwen" / name)
+
+
 def test_tokenizer_json_takes_precedence_over_tokenizer_model(load):
     files = {"tokenizer.json": made.byte_level(), "tokenizer.model": made.sentence_piece()}
     assert load(files).files.keys() == {"tokenizer.json"}

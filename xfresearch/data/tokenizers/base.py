@@ -22,7 +22,8 @@ class Tokenizer:
     of a model with an encoder reads `decoder_start` first, by default begin_of_text, or else end_of_text. `forced` are the
     first token of every generated text, and the last one of a text of the greatest length, if a model's settings have them.
     `after_text` is what the tokenizer puts after a text, such as BERT's [SEP], for models that are not causal, or is None.
-    Generation stops at any of `stops`; `end_of_text` is the first of them.
+    Generation stops at any of `stops`; `end_of_text` is the first of them. `unknown` stands for text that the vocabulary
+    does not have, and has no bytes, or is None.
     `special_tokens` are the ids of special tokens by their text, which only `encode_special` reads as tokens.
     `lossless` tells which input `decode(encode(x))` returns unchanged: 'bytes' (any bytes), 'text' (any UTF-8 except
     U+2581, which becomes a space), or '' if the normaliser or the vocabulary alters some texts.
@@ -39,6 +40,7 @@ class Tokenizer:
         dummy_prefix: bool = False,
         special_tokens: dict[str, int] | None = None,
         after_text: int | None = None,
+        unknown: int | None = None,
     ):
         if end_of_text is None:  # begin_of_text separates texts equally well
             end_of_text = begin_of_text
@@ -51,6 +53,7 @@ class Tokenizer:
         self.end_of_text = end_of_text
         self.begin_of_text = begin_of_text
         self.after_text = after_text
+        self.unknown = unknown
         self.decoder_start = end_of_text if begin_of_text is None else begin_of_text
         self.forced: tuple[int | None, int | None] = (None, None)
         self.vocab_size = len(token_bytes)

@@ -2,10 +2,13 @@
 
 import json
 import re
+from collections.abc import Callable
 
+import numpy as np
 from etils import epath
 
 from xfresearch.data.tokenizers.base import Tokenizer
+from xfresearch.data.tokenizers.lossless import by_steps, returns
 from xfresearch.data.tokenizers.sentence_piece import piece_bytes
 from xfresearch.data.tokenizers.special_tokens import NO_SPECIAL_TOKENS, SpecialTokens
 from xfresearch.runtime.errors import UserError
@@ -34,28 +37,33 @@ class HuggingFaceTokenizer(Tokenizer):
             each.no_padding()
             each.encode_special_tokens = as_text
         values = json.loads(content)
-        table, kinds = _token_bytes(self._hf, values)
+        kinds, to_bytes = _decoder(values)
         byte_level = "ByteLevel" in kinds
+        table = _token_bytes(self._hf, byte_level, to_bytes)
         self._byte_ids = {token[0]: i for i, token in reversed(list(enumerate(table))) if len(token) == 1}
-        model = type(self._hf.model).__name__  # files of 2020 do not name it
-        lossless = _lossless(values, model, byte_level) if len(self._byte_ids) == 256 else ""
-        separator = self._separator(special, table)
-        if separator is not None:
-            table[separator] = b""
-        files = {"tokenizer.json": content.encode()} | special.files
+        unknown, separator = _unknown(self._hf, values["model"]), self._separator(special, table)
+        for i in (unknown, separator):
+            if i is not None:
+                table[i] = b""
         added = self._hf.get_added_tokens_decoder()
         before, after = self._around()
         super().__init__(
             table,
-            files,
+            {"tokenizer.json": content.encode()} | special.files,
             separator,
             before,
             special.stops,
-            lossless,
             dummy_prefix="WordPiece" in kinds or self._adds_space(byte_level),
             special_tokens={token.content: i for i, token in added.items() if token.special},
             after_text=after,
+            unknown=unknown,
         )
+        model = type(self._hf.model).__name__  # files of 2020 do not name it
+        self.lossless = by_steps(values, model, byte_level) if len(self._byte_ids) == 256 else ""
+        # A model may form the name of a token without text, or such a piece, from a text.
+        silent = filter(None, map(self._hf.id_to_token, np.flatnonzero(self.byte_lengths == 0).tolist()))
+        if not returns(self, [text for name in silent for text in (name, to_bytes(name).decode("utf-8", "replace"))]):
+            self.lossless = ""
 
     def _encode(self, text: bytes) -> list[int]:
         try:
@@ -98,23 +106,27 @@ class HuggingFaceTokenizer(Tokenizer):
         return next((i for i in (by_name, *by_id, *customary) if i is not None), None)
 
 
-def _token_bytes(hf, values: dict) -> tuple[list[bytes], set[str]]:
-    """The bytes of every id, and the kinds of the decoder's steps. Raises UserError for an unsupported decoder."""
+def _decoder(values: dict) -> tuple[set[str], Callable[[str], bytes]]:
+    """The kinds of a decoder's steps, and the function that gives the bytes of a token. Raises UserError for an unsupported
+    decoder."""
     kinds = set(re.findall(r'"type":\s*"(\w+)"', json.dumps(values.get("decoder") or {})))
+    if "ByteLevel" in kinds:
+        byte_of = {character: byte for byte, character in _byte_characters().items()}
+        # A token with another character than those of bytes is its own text, as in `tokenizers`.
+        return kinds, lambda token: bytes(byte_of[c] for c in token) if byte_of.keys() >= {*token} else token.encode()
+    if kinds & {"ByteFallback", "Metaspace"}:
+        return kinds, piece_bytes
+    if "WordPiece" in kinds:
+        inside = values["decoder"]["prefix"]
+        return kinds, lambda token: (token.removeprefix(inside) if token.startswith(inside) else f" {token}").encode()
+    allowed = "ByteLevel, Metaspace, ByteFallback or WordPiece"
+    raise UserError(f"tokenizer.json has decoder {', '.join(kinds) or 'none'}; it must be {allowed}")
+
+
+def _token_bytes(hf, byte_level: bool, to_bytes: Callable[[str], bytes]) -> list[bytes]:
+    """The bytes of every id."""
     vocab = hf.get_vocab(with_added_tokens=True)
     added = hf.get_added_tokens_decoder()
-    byte_level = "ByteLevel" in kinds
-    if byte_level:
-        byte_of = {character: byte for byte, character in _byte_characters().items()}
-        to_bytes = lambda token: bytes(byte_of[character] for character in token)  # noqa: E731
-    elif kinds & {"ByteFallback", "Metaspace"}:
-        to_bytes = piece_bytes
-    elif "WordPiece" in kinds:
-        inside = values["decoder"]["prefix"]
-        to_bytes = lambda token: (token.removeprefix(inside) if token.startswith(inside) else f" {token}").encode()  # noqa: E731
-    else:
-        allowed = "ByteLevel, Metaspace, ByteFallback or WordPiece"
-        raise UserError(f"tokenizer.json has decoder {', '.join(kinds) or 'none'}; it must be {allowed}")
     largest = max(vocab.values())
     if largest > 2 * len(vocab) + MAX_GAP:  # the table of ids must not be much larger than the file
         raise UserError(f"tokenizer.json has {len(vocab):,} tokens, but an id of {largest:,}")
@@ -124,10 +136,13 @@ def _token_bytes(hf, values: dict) -> tuple[list[bytes], set[str]]:
             table[i] = to_bytes(token)
         elif not added[i].special:  # for example Gemma's runs of spaces, written with U+2581
             table[i] = token.encode() if byte_level else piece_bytes(token)
-    unknown = getattr(hf.model, "unk_token", None)
-    if unknown in vocab:
-        table[vocab[unknown]] = b""
-    return table, kinds
+    return table
+
+
+def _unknown(hf, model: dict) -> int | None:
+    """The id of the unknown token, which a Unigram model names by its number and the others by its text."""
+    name = getattr(hf.model, "unk_token", None)
+    return model.get("unk_id") if name is None else hf.token_to_id(name)
 
 
 def _byte_characters() -> dict[int, str]:
@@ -135,49 +150,6 @@ def _byte_characters() -> dict[int, str]:
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     return {byte: chr(byte) for byte in printable} | {byte: chr(256 + n) for n, byte in enumerate(others)}
-
-
-def _lossless(values: dict, kind: str, byte_level: bool) -> str:
-    """`Tokenizer.lossless` of a tokenizer.json with all 256 bytes and a model of this kind; '' unless every step is known to
-    keep all text."""
-    model = values["model"]
-    steps = [*_parts(values.get("normalizer")), *_parts(values.get("pre_tokenizer"))]
-    subwords = model.get("continuing_subword_prefix") or model.get("end_of_word_suffix")
-    if kind not in ("BPE", "Unigram") or subwords or not all(map(_is_lossless, steps)):
-        return ""
-    kinds = {step["type"] for step in steps}
-    added = values.get("added_tokens", [])
-    if len({token["id"] for token in added}) < len(added):  # one of two texts with the same id is lost
-        return ""
-    words = [token for token in added if not token["special"]]
-    # lstrip and rstrip drop spaces. Prepend would add a space in front of each text between two such tokens.
-    if any(token["lstrip"] or token["rstrip"] for token in words) or (words and "Prepend" in kinds):
-        return ""
-    if byte_level:
-        return "bytes" if "ByteLevel" in kinds and not kinds & {"Prepend", "Replace", "Metaspace"} else ""
-    # ByteLevel writes bytes as other characters, which a decoder of pieces does not read back.
-    return "text" if model.get("byte_fallback") and "ByteLevel" not in kinds else ""
-
-
-def _parts(step: dict | None) -> list[dict]:
-    """The steps of a normaliser or pre-tokeniser, with sequences flattened."""
-    if not step:
-        return []
-    inner = step.get("normalizers") or step.get("pretokenizers") or []
-    return [part for one in inner for part in _parts(one)] if step["type"] == "Sequence" else [step]
-
-
-def _is_lossless(step: dict) -> bool:
-    """Whether a normaliser or pre-tokeniser is known to keep all text, except that U+2581 becomes a space."""
-    known = {
-        "ByteLevel": lambda: not step.get("add_prefix_space"),
-        "Digits": lambda: True,
-        "Split": lambda: step["behavior"] != "Removed",
-        "Prepend": lambda: step["prepend"] == "\u2581",
-        "Replace": lambda: step["pattern"] == {"String": " "} and step["content"] == "\u2581",
-        "Metaspace": lambda: step.get("prepend_scheme") == "never",  # otherwise a leading space of the text is lost
-    }
-    return step["type"] in known and known[step["type"]]()
 
 
 def gpt2_tokenizer(vocabulary: epath.Path, special: SpecialTokens) -> str:

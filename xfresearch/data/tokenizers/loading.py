@@ -18,6 +18,7 @@ from xfresearch.runtime.files import exists, files_in, inside, is_directory, rea
 from xfresearch.runtime.formats import refused, sniff
 
 _FILES = ("bytes.json", "tokenizer.json", "tokenizer.model", "vocab.json", "encoder.json", "llama2c.bin", VOCABULARY)
+_WITH_SETTINGS = ("vocab.json", "encoder.json", VOCABULARY)  # files that do not say themselves how a text is split
 # Damaged files are of any of these kinds; the libraries say what is wrong with them.
 _KINDS = ("tokenizer.json", "sentencepiece", "tokens", "binary", "text", "json object", "json array", "json lines")
 _OTHERS = "GPT-2's two files, BERT's vocab.txt, a SentencePiece .model or a llama2.c .bin"
@@ -48,7 +49,8 @@ def load_tokenizer(path) -> Tokenizer:
     llama2.c .bin.
 
     In a directory, such as `Tokenizer.save` writes, the settings files next to it define which tokens begin and end a
-    text (special_tokens.py). Raises UserError if there is no tokenizer or it cannot be read.
+    text (special_tokens.py); next to vocab.json, encoder.json and vocab.txt always, because these need not be GPT-2's and
+    BERT's. Raises UserError if there is no tokenizer or it cannot be read.
     """
     path = epath.Path(path).expanduser()
     require_no_dangling_link(path)
@@ -61,7 +63,8 @@ def load_tokenizer(path) -> Tokenizer:
     file_format = sniff(file)
     if file_format.kind not in _KINDS or file_format.compression:
         raise refused(file, file_format, TOKENIZERS)
-    special = special_tokens.read(path) if is_directory(path) else special_tokens.NO_SPECIAL_TOKENS
+    reads_settings = is_directory(path) or file.name in _WITH_SETTINGS
+    special = special_tokens.read(file.parent) if reads_settings else special_tokens.NO_SPECIAL_TOKENS
     try:
         made = _load(file, file_format.kind, special)
         if special.decoder_start is not None and 0 <= special.decoder_start < made.vocab_size:

@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator
 
 from xfresearch.data.tokenizers.base import Tokenizer
+from xfresearch.data.tokenizers.lossless import returns
 from xfresearch.data.tokenizers.special_tokens import NO_SPECIAL_TOKENS, SpecialTokens
 from xfresearch.runtime.errors import UserError
 
@@ -13,7 +14,6 @@ _SUFFIX, _BYTE_FALLBACK = 24, 35
 _CHARACTER_MAP, _REMOVES_SPACES = 2, 4
 _SIZES = {1: 8, 5: 4}  # bytes of a field by its wire type
 SENTINEL = "<extra_id_{}>"  # T5's; the first one has the last id
-_SPACES = " \U0010fffd  \U0010fffd ".encode()  # between characters that no model knows
 
 
 class SentencePieceTokenizer(Tokenizer):
@@ -40,9 +40,9 @@ class SentencePieceTokenizer(Tokenizer):
             stops=special.stops,
             dummy_prefix=bool(first) and first[0].startswith("\u2581"),
             special_tokens=special_tokens,
+            unknown=self._sp.unk_id(),
         )
-        if _keeps_characters(content) and self.decode(self.encode(_SPACES)) == _SPACES.decode():
-            self.lossless = "text"
+        self.lossless = "text" if _keeps_characters(content) and returns(self) else ""
 
     def _encode(self, text: bytes) -> list[int]:
         return self._sp.encode(text.decode("utf-8", "replace"))
