@@ -30,6 +30,11 @@ def test_a_json_array_is_parsed_across_the_ends_of_what_is_read(tmp_path, monkey
     values = [{"text": text, "n": [1.5e10, -7, None, {"text": "inner"}]} for text in texts]
     content = json.dumps(values, ensure_ascii=bool(chunk % 2), indent=chunk % 3 or None).encode()
     assert read(tmp_path / "a.json", content) == [text.encode() for text in texts]
+    written = [json.dumps(value, ensure_ascii=bool(chunk % 2), indent=chunk % 3 or None) for value in values]
+    for between in ("", " ", "\n\n"):
+        for name in ("b.json", "b.jsonl", "b.txt"):
+            content = between.join([*written, written[0] + written[1]]).encode()
+            assert read(tmp_path / name, content) == [text.encode() for text in [*texts, *texts[:2]]]
 
 
 @pytest.mark.parametrize("content, place", [
@@ -38,9 +43,12 @@ def test_a_json_array_is_parsed_across_the_ends_of_what_is_read(tmp_path, monkey
     (b'[{"text": "a"},\n12, {"text": "b"}]', "2: the line is a JSON int; it must be an object with field 'text'"),
     (b'[{"text": "a"}', "1: invalid JSON: Expecting ',' delimiter"),
     (b'[{"text": "a"}]\n\nx', "3: invalid JSON: Extra data"),
+    (b'{"text": "a"} {"text": "b"}\n{"text": }', "2: invalid JSON: Expecting value"),
+    (b'{\n"text": "a"\n},\n{\n"text": "b"\n}', "3: invalid JSON: Expecting value"),
+    (b'{\n"text": "a"\n}\n{\n"txt": "b"\n}', "4: no field 'text'; fields present: txt; did you mean 'txt'"),
     (b"[" * 100_000, "1: invalid JSON: maximum recursion depth exceeded"),
 ])  # fmt: skip
-def test_an_error_in_a_json_array_names_its_line(tmp_path, content, place):
+def test_an_error_in_json_names_its_line(tmp_path, content, place):
     with pytest.raises(UserError) as raised:
         read(tmp_path / "a.json", content)
     assert str(raised.value).startswith(f"{tmp_path / 'a.json'}:{place}")
@@ -82,6 +90,10 @@ def test_a_directory_gives_its_text_and_rows_and_not_its_settings(tmp_path):
     ((b"{" + b'"a": 1, ' * 9_000 + b'"b": 2}\n') * 2, "a.json", "json lines"),
     (b'{"a": "\\"weight_map\\": {"}\n' * 3, "a.json", "json lines"),
     (b'{"model_type": "llama"}\n' * 3, "a.json", "json lines"),
+    (b'{\n"a": 1\n}\n' * 9_000, "a.json", "json objects"),
+    (b'{\n"a": 1\n}\n' * 9_000 + b"or not", "a.txt", "json objects"),  # its reader has the line
+    (b'{\n"a": 1\n}\n' * 2 + b"is how it begins", "a.txt", "text"),
+    (b'{\n"a": 1\n}\n// a comment', "settings.json", "json object"),
     (b'{"model_type": 262, "architectures": 263}', "vocab.json", "json object"),
     (b"text,label\n", "a.csv.gz", "csv"),
     ("\u4e2d\u6587".encode("utf-16-le") * 9, "a.txt", "text"),

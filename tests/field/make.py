@@ -147,6 +147,8 @@ CONTENT: dict[str, Callable[[], bytes]] = {
     "corpora/array.json.gz": lambda: gzip.compress(json.dumps(ROWS).encode(), mtime=0),
     "corpora/data.csv": lambda: _csv(","),
     "corpora/data.tsv": lambda: _csv("\t", "\n"),
+    "corpora/pretty.jsonl": lambda: "".join(json.dumps(row, indent=2) + "\n" for row in ROWS).encode(),
+    "corpora/one_line.txt": lambda: LINES.replace(b"\n", b" "),
     "corpora/semicolon.csv": lambda: _csv(";"),
     "corpora/tabs.csv": lambda: _csv("\t"),
     "corpora/pipe.csv.gz": lambda: gzip.compress(_csv("|"), mtime=0),

@@ -67,7 +67,7 @@ def read_records(path) -> list[Record]:
     if not exists(path):
         raise UserError(f"{path} does not exist: it must be a JSON file of records")
     file_format = sniff(path)
-    if file_format.kind not in ("json array", "json lines"):
+    if file_format.kind not in ("json array", "json lines", "json objects"):
         raise refused(path, file_format, "it must be a JSON list of records, or JSON lines")
     rows = enumerate(READERS[file_format.kind](path, file_format))
     records = [record for number, (_, row) in rows for record in _records(f"{path}, record {number}", row)]

@@ -123,11 +123,17 @@ def _parsed(line: bytes, where: str):
 def json_array(path, file_format: FileFormat, *fields: str, option: str = "") -> Iterator[tuple[str, object]]:
     """The elements of a JSON array, parsed one by one."""
     with utf8(path, file_format) as stream:
-        yield from _Array(stream, path).elements()
+        yield from _Values(stream, path).elements()
 
 
-class _Array:
-    """Parses a JSON array from a stream. text[at:] was read and is not parsed yet; text[at] is on `line`."""
+def json_objects(path, file_format: FileFormat, *fields: str, option: str = "") -> Iterator[tuple[str, object]]:
+    """JSON values with or without spaces and line breaks between them, and in them."""
+    with utf8(path, file_format) as stream:
+        yield from _Values(stream, path).values()
+
+
+class _Values:
+    """Parses JSON values from a stream. text[at:] was read and is not parsed yet; text[at] is on `line`."""
 
     def __init__(self, stream: BinaryIO, path):
         self.stream = stream
@@ -150,6 +156,10 @@ class _Array:
         self._take("]", "Expecting ',' delimiter")
         if self._next():
             raise self._invalid("Extra data")
+
+    def values(self) -> Iterator[tuple[str, object]]:
+        while self._next():
+            yield f"{self.path}:{self.line}", self._value()
 
     def _value(self):
         decoder = json.JSONDecoder()
@@ -308,6 +318,7 @@ def _is_string(kind) -> bool:
 READERS: dict[str, Callable[..., Iterator[tuple[str, object]]]] = {
     "json lines": json_lines,
     "json array": json_array,
+    "json objects": json_objects,
     "csv": table,
     "tsv": table,
     "parquet": columns,

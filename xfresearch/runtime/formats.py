@@ -30,6 +30,7 @@ WHAT = BROKEN | {
     "text": "text",
     "json lines": "JSON lines",
     "json array": "a JSON array",
+    "json objects": "JSON objects, one after another",
     "json object": "one JSON object",
     "csv": "CSV",
     "tsv": "TSV",
@@ -178,7 +179,7 @@ def _text(start: bytes, suffix: str, cut: bool) -> str:
     if suffix in BINARY:
         return "misnamed"
     if suffix in (".jsonl", ".ndjson"):
-        return "json lines"
+        return "json objects" if _several(start, suffix, cut) else "json lines"
     if start.startswith(b"["):
         return "json array" if suffix in JSON or re.match(rb"\[\s*\{\s*\"", start) else "text"
     if re.match(rb"\{\s*[\"}]", start):
@@ -193,12 +194,30 @@ def _object(start: bytes, suffix: str, cut: bool) -> str:
     objects = all(map(_is_object, lines))  # of a line that is longer than the head, only the beginning can be seen
     if objects and len(lines) > 1:
         return "json lines"
+    if _several(start, suffix, cut):
+        return "json objects"
     for kind, keys in _KEYS.items():
         if re.search(keys, start, re.S):
             return kind
     if cut and not lines or (suffix in JSON and len(lines) > 1 and _is_object(lines[0])):
         return "json lines"
     return "json object" if suffix in JSON else "text"
+
+
+def _several(start: bytes, suffix: str, cut: bool) -> bool:
+    """Whether a text begins with JSON objects that do not end with their lines: over several lines, or several on one."""
+    if _is_object(start.partition(b"\n")[0]):
+        return False
+    decode, text, at, count = json.JSONDecoder().raw_decode, start.decode(errors="ignore"), 0, 0
+    try:
+        while at < len(text):
+            value, end = decode(text, at)
+            if not isinstance(value, dict):
+                return False
+            at, count = len(text) - len(text[end:].lstrip()), count + 1
+    except (ValueError, RecursionError):  # of an object that goes on, or the reader says what is wrong
+        return count > 0 and (text[at] == "{" and cut or text[at] in "{," and suffix in JSON)
+    return count > 1 or suffix in JSON[1:]
 
 
 def _is_object(line: bytes) -> bool:
