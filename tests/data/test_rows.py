@@ -6,7 +6,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
+from pyarrow import parquet
 
 from xfresearch.config.options import DataConfig
 from xfresearch.data import corpus_files, rows
@@ -67,6 +69,20 @@ def test_a_row_that_never_ends_is_refused_before_it_fills_the_memory(tmp_path, m
         with pytest.raises(UserError) as raised:
             read(tmp_path / name, content)
         assert words in str(raised.value)
+
+
+def test_a_field_in_a_field_has_the_names_of_both(tmp_path):
+    """A name with a dot in it comes first, and what is missing, or null, is named with its row."""
+    values = [{"a": {"b": "inner", "c": {"d": "deep"}}, "a.c": "plain"}, {"a": None, "a.c": "plain"}]
+    lines = "".join(json.dumps(row) + "\n" for row in values).encode()
+    parquet.write_table(pa.Table.from_pylist(values), tmp_path / "a.parquet")
+    table = (tmp_path / "a.parquet").read_bytes()
+    for name, content, place in (("a.jsonl", lines, "a.jsonl:2: no field"), ("a.parquet", table, "a.parquet, row 1: field")):
+        assert read(tmp_path / name, content, "a.c") == [b"plain", b"plain"]
+        for field in ("a.b", "a.c.d"):
+            with pytest.raises(UserError, match=f"{place} '{field}'"):
+                read(tmp_path / name, content, field)
+    assert read(tmp_path / "a.jsonl", lines.splitlines()[0], "a.c.d") == [b"deep"]
 
 
 def test_a_long_line_is_sniffed_by_its_beginning(tmp_path):

@@ -49,10 +49,10 @@ def _parquet(table: pa.Table, **options) -> bytes:
     return sink.getvalue()
 
 
-def _arrow(make: Callable) -> bytes:
+def _arrow(make: Callable, table: pa.Table = TABLE) -> bytes:
     sink = pa.BufferOutputStream()
-    with make(sink, TABLE.schema) as writer:
-        writer.write_table(TABLE, max_chunksize=4)
+    with make(sink, table.schema) as writer:
+        writer.write_table(table, max_chunksize=4)
     return sink.getvalue().to_pybytes()
 
 
@@ -115,6 +115,7 @@ def _written(pairs) -> bytes:
 
 # Read as a quoted field, the first two rows would be one.
 DIALOGUE = [('"Hello,', "Bonjour,"), ('he said."', 'dit-il."'), ('a "stone" wall', "un mur"), ("the end", "la fin")]
+OPUS = [{"id": str(n), "translation": {"en": en, "fr": fr}} for n, (en, fr) in enumerate(DIALOGUE)]
 PICKLE = pickle.dumps({"model": [1.0, 2.0]}, 2)
 TOKENS = np.random.default_rng(0).integers(0, 50257, 1000)
 JOINED = "\n\n".join(TEXTS).encode()
@@ -154,6 +155,9 @@ CONTENT: dict[str, Callable[[], bytes]] = {
     "corpora/pipe.csv.gz": lambda: gzip.compress(_csv("|"), mtime=0),
     "corpora/sep.csv": lambda: b"sep=:\r\n" + _csv(":"),
     "corpora/cp1252.csv": lambda: "id,text\r\n0,plain\r\n1,caf\u00e9 \u201cat the river\u201d\r\n".encode("cp1252"),
+    "pairs/opus.jsonl": lambda: "".join(json.dumps(row) + "\n" for row in OPUS).encode(),
+    "pairs/wmt.parquet": lambda: _parquet(pa.Table.from_pylist(OPUS)),
+    "pairs/wmt.arrow": lambda: _arrow(ipc.new_stream, pa.Table.from_pylist(OPUS)),
     "pairs/quotes.tsv": lambda: "".join(f"{en}\t{fr}\n" for en, fr in [("en", "fr"), *DIALOGUE]).encode(),
     "pairs/excel.tsv": lambda: _written(DIALOGUE),
     "corpora/data.parquet": lambda: _parquet(TABLE, row_group_size=2, compression="snappy"),

@@ -67,12 +67,15 @@ def not_utf8(where: str, byte: int, reason: str) -> UserError:
 
 
 def text_of(row, where: str, field: str, option: str = TEXT_FIELD) -> bytes:
-    """The text in a field of a row, in UTF-8. Raises UserError, which lists the fields that there are."""
+    """The text in a field of a row, in UTF-8; field 'a.b' is also field b of the object in field a. Raises UserError, which
+    lists the fields that there are."""
     if not isinstance(row, dict):
         raise UserError(f"{where}: the line is a JSON {type(row).__name__}; it must be an object with field {field!r}")
-    if field not in row:
-        raise no_field(where, field, row, option)
-    text = row[field]
+    text = row
+    for name in [field] if field in row else field.split("."):
+        if not isinstance(text, dict) or name not in text:
+            raise no_field(where, field, [name for name, _ in _leaves(row)], option)
+        text = text[name]
     if not isinstance(text, str):
         kind = "null" if text is None else f"a {type(text).__name__}"
         raise UserError(f"{where}: field {field!r} is {kind}; it must be a string{_strings(row, field, option)}")
@@ -83,8 +86,17 @@ def text_of(row, where: str, field: str, option: str = TEXT_FIELD) -> bytes:
 
 
 def _strings(row: dict, field: str, option: str) -> str:
-    others = [name for name, value in row.items() if isinstance(value, str) and name != field]
+    others = [name for name, value in _leaves(row) if isinstance(value, str) and name != field]
     return f"; fields with strings: {_listed(others)} ({option})" if others else ""
+
+
+def _leaves(row: dict, depth: int = 4) -> Iterator[tuple[str, object]]:
+    """The fields of a row, and those of the objects in it."""
+    for name, value in row.items():
+        if isinstance(value, dict) and value and depth:
+            yield from ((f"{name}.{below}", leaf) for below, leaf in _leaves(value, depth - 1))
+        else:
+            yield name, value
 
 
 def no_field(where: str, field: str, fields, option: str = TEXT_FIELD) -> UserError:
@@ -271,11 +283,11 @@ def columns(path, file_format: FileFormat, *fields: str, option: str = TEXT_FIEL
     number = 0
     try:
         for batch in _batches(path, file_format.kind, fields, option):
-            for column, field in ((batch.column(field), field) for field in fields):
+            chosen = {field: _column(batch, field) for field in fields}
+            for field, column in chosen.items():
                 if not _is_string(column.type):
                     raise UserError(f"{path}: column {field!r} is {column.type}; it must be a string ({option})")
-                column.validate(full=True)  # of a damaged arrow file, offsets may lead out of its buffers
-            for row in batch.select(list(fields)).to_pylist():
+            for row in pyarrow.RecordBatch.from_pydict(chosen).to_pylist():
                 found = {field: value.decode() if isinstance(value, bytes) else value for field, value in row.items()}
                 yield f"{path}, row {number}", found
                 number += 1
@@ -291,13 +303,31 @@ def _batches(path, kind: str, fields: tuple[str, ...], option: str) -> Iterator:
 
     if kind == "parquet":
         with open_to_read(path) as stream, parquet.ParquetFile(stream, buffer_size=_CHUNK, pre_buffer=False) as file:
-            _check_columns(path, path, fields, file.schema_arrow.names, option)
+            _check_columns(path, path, fields, _names(file.schema_arrow), option)
             yield from file.iter_batches(_BATCH, columns=list(fields), use_threads=False)
         return
     with open_to_read(path) as file, PythonFile(file) as stream:
         reader = ipc.open_file(stream) if kind == "arrow" else ipc.open_stream(stream)
-        _check_columns(path, path, fields, reader.schema.names, option)
+        _check_columns(path, path, fields, _names(reader.schema), option)
         yield from map(reader.get_batch, range(reader.num_record_batches)) if kind == "arrow" else reader
+
+
+def _names(fields) -> list[str]:
+    """The columns of a schema; of one with columns in it, these: 'translation.en'."""
+    from pyarrow import types
+
+    inner = [(each.name, _names(each.type) if types.is_struct(each.type) else []) for each in fields]
+    return [name for each, below in inner for name in ([f"{each}.{name}" for name in below] or [each])]
+
+
+def _column(batch, field: str):
+    """A column, or one in a column of structs."""
+    from pyarrow import compute
+
+    name, *below = [field] if field in batch.schema.names else field.split(".")
+    column = batch.column(name)
+    column.validate(full=True)  # of a damaged arrow file, offsets may lead out of its buffers
+    return compute.struct_field(column, below) if below else column
 
 
 def _check_columns(path, where: str, fields: tuple[str, ...], names: list[str], option: str) -> None:
