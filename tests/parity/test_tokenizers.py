@@ -1,5 +1,8 @@
 """Tokenizers of Hugging Face folders give the same ids and special tokens as `transformers`."""
 
+from dataclasses import replace
+from types import SimpleNamespace
+
 import pytest
 from tokenizers import pre_tokenizers
 
@@ -67,6 +70,36 @@ def test_ids_equal_those_of_transformers(tmp_path, name):
         assert theirs(text).input_ids == begin + ours.encode(text.encode()).tolist()
     assert theirs.eos_token_id == ours.end_of_text
     assert bool(begin) == (name in ("template", "template, config says no", "opt", "llama 2"))
+
+
+# A beginning that is added, one that is named and not added, an end alone, neither.
+PREFIXES = FOLDERS | {
+    "neither": lambda: fast(made.byte_level(), unk_token="<|endoftext|>"),
+    "end only": lambda: fast(made.byte_fallback(), eos_token="</s>"),
+    "phi 3": lambda: {"tokenizer.json": made.byte_fallback(),
+                      "tokenizer_config.json": LLAMA | {"bos_token": "<s>", "eos_token": "<unk>"} | NO_BOS},
+    "llama 2, a class alone": lambda: {"tokenizer.model": llama2(), "tokenizer_config.json": LLAMA},
+    "another beginning": lambda: fast(with_template(), bos_token="<unk>", eos_token="</s>"),
+    "in the map of special tokens": lambda: fast(made.byte_fallback(), eos_token="</s>") | {
+        "special_tokens_map.json": {"bos_token": "<s>"}},
+    "t5": lambda: {"spiece.model": made.sentence_piece(**T5), "tokenizer_config.json": {"tokenizer_class": "T5Tokenizer"}},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PREFIXES)
+def test_the_prefix_token_is_that_of_lm_evals_backend(tmp_path, name):
+    HFLM = pytest.importorskip("lm_eval.models.huggingface", reason=MISSING.format("lm_eval")).HFLM
+    from xfresearch.harness.adapter import Adapter
+    from xfresearch.harness.items import Items
+
+    made.write(tmp_path, PREFIXES[name]())
+    theirs = SimpleNamespace(tokenizer=transformers.AutoTokenizer.from_pretrained(tmp_path), custom_prefix_token_id=None)
+    lm = tiny_model("gpt2")
+    lm.config = replace(lm.config, vocab_size=60_000)
+    lm.tokenizer = load_tokenizer(tmp_path)
+    expected = HFLM.prefix_token_id.fget(theirs)  # None for a tokenizer without special tokens, for which lm_eval fails
+    assert Adapter(lm, Items(), 64, 2).prefix_token_id == (lm.tokenizer.end_of_text if expected is None else expected)
+    assert (expected is None) == (name == "neither")
 
 
 @pytest.mark.parametrize("config", ["gpt2", "llama"])

@@ -47,7 +47,8 @@ class Adapter(TemplateLM):
 
     @property
     def prefix_token_id(self) -> int:
-        return self._check_tokens([self.eot_token_id if self.begin_of_text is None else self.begin_of_text])[0]
+        """As in lm_eval's backend: the token that the tokenizer names as a beginning, also if it adds it to no text."""
+        return self._check_tokens([self.eot_token_id if self.tokenizer.bos is None else self.tokenizer.bos])[0]
 
     @property
     def begin_of_text(self) -> int | None:
@@ -73,11 +74,12 @@ class Adapter(TemplateLM):
 
     def loglikelihood_rolling(self, requests, disable_tqdm: bool = True) -> list[float]:
         def solve(texts: list) -> Iterator:
-            for done in self._score([self._rolling_windows(tokens) for (tokens,) in texts]):
+            for done in self._score([self._rolling_windows(*text) for text in texts]):
                 yield [(index, total) for index, (total, _) in done]
 
         # Without the begin-of-text token: it is the prefix of the first window, and would be predicted from itself.
-        texts = [(self.tok_encode(request.args[0], add_special_tokens=False),) for request in requests]
+        each = [self.tok_encode(request.args[0], add_special_tokens=False) for request in requests]
+        texts = [(tokens, self.prefix_token_id) for tokens in each]
         return self._answers("rolling", texts, solve)
 
     def generate_until(self, requests, disable_tqdm: bool = True) -> list[str]:
@@ -111,9 +113,9 @@ class Adapter(TemplateLM):
             raise UserError(f"{self.name}: its tokenizer has token {highest}, but the model's vocabulary ends at {top}")
         return tokens
 
-    def _rolling_windows(self, tokens: list[int]) -> list[scoring.Window]:
+    def _rolling_windows(self, tokens: list[int], prefix: int) -> list[scoring.Window]:
         """Windows that predict every token of a text once. The first token follows the prefix token."""
-        parts = get_rolling_token_windows(tokens, self.prefix_token_id, self.length, 1)
+        parts = get_rolling_token_windows(tokens, prefix, self.length, 1)
         return [scoring.Window([*inputs, predicted[-1]], len(predicted)) for inputs, predicted in parts]
 
     def _answers(self, kind: str, questions: list, solve: Callable) -> list:

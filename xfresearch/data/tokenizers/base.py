@@ -18,10 +18,11 @@ _EXTENDS_ACROSS_A_CUT = re.compile(rb"[\x21-\x7e] ")
 class Tokenizer:
     """The base class of all tokenizers. A subclass implements `_encode` and passes the values of its `files`.
 
-    `end_of_text` separates texts. `begin_of_text` precedes every text, for models trained that way, or is None. The decoder
-    of a model with an encoder reads `decoder_start` first, by default begin_of_text, or else end_of_text. `forced` are the
-    first token of every generated text, and the last one of a text of the greatest length, if a model's settings have them.
-    `after_text` is what the tokenizer puts after a text, such as BERT's [SEP], for models that are not causal, or is None.
+    `end_of_text` separates texts. `begin_of_text` precedes every text, for models trained that way, or is None. `bos` is the
+    token that the settings name as the beginning of a text, whether or not texts begin with it, or else begin_of_text. The
+    decoder of a model with an encoder reads `decoder_start` first, by default begin_of_text, or else end_of_text.
+    `forced` are the first token of every generated text, and the last one of a text of the greatest length, if a model's
+    settings have them. `after_text` is what the tokenizer puts after a text, such as BERT's [SEP], or None.
     Generation stops at any of `stops`; `end_of_text` is the first of them. `unknown` stands for text that the vocabulary
     does not have, and has no bytes, or is None.
     `special_tokens` are the ids of special tokens by their text, which only `encode_special` reads as tokens.
@@ -41,6 +42,7 @@ class Tokenizer:
         special_tokens: dict[str, int] | None = None,
         after_text: int | None = None,
         unknown: int | None = None,
+        bos: int | None = None,
     ):
         if end_of_text is None:  # begin_of_text separates texts equally well
             end_of_text = begin_of_text
@@ -52,6 +54,7 @@ class Tokenizer:
         self.lossless = lossless
         self.end_of_text = end_of_text
         self.begin_of_text = begin_of_text
+        self.bos = begin_of_text if bos is None else bos
         self.after_text = after_text
         self.unknown = unknown
         self.decoder_start = end_of_text if begin_of_text is None else begin_of_text

@@ -57,6 +57,7 @@ class HuggingFaceTokenizer(Tokenizer):
             special_tokens={token.content: i for i, token in added.items() if token.special},
             after_text=after,
             unknown=unknown,
+            bos=self._hf.token_to_id(special.begin),
         )
         model = type(self._hf.model).__name__  # files of 2020 do not name it
         self.lossless = by_steps(values, model, byte_level) if len(self._byte_ids) == 256 else ""

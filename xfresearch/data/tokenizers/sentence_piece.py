@@ -26,6 +26,7 @@ class SentencePieceTokenizer(Tokenizer):
         self._sp = sentencepiece.SentencePieceProcessor(model_proto=content)
         first = self._sp.encode("a", out_type=str)
         table = [self._bytes_of(i) for i in range(self._sp.get_piece_size())]
+        bos = self._control(special.begin, self._sp.bos_id())
         special_tokens = {self._sp.id_to_piece(i): i for i in range(len(table)) if self._sp.is_control(i)}
         if self._sp.is_unknown(self._sp.piece_to_id(SENTINEL.format(0))):  # T5's files do not have them
             last = len(table) + special.sentinels - 1
@@ -36,11 +37,12 @@ class SentencePieceTokenizer(Tokenizer):
             {"tokenizer.model": content} | special.files,
             end_of_text=self._control(special.end, self._sp.eos_id()),
             # The .model has such an id whether or not models were trained with it: only the settings files tell.
-            begin_of_text=self._control(special.begin, self._sp.bos_id()) if special.adds_begin else None,
+            begin_of_text=bos if special.adds_begin else None,
             stops=special.stops,
             dummy_prefix=bool(first) and first[0].startswith("\u2581"),
             special_tokens=special_tokens,
             unknown=self._sp.unk_id(),
+            bos=bos,
         )
         self.lossless = "text" if _keeps_characters(content) and returns(self) else ""
 
