@@ -12,7 +12,7 @@ from xfresearch.config.fields import change, leaves
 from xfresearch.config.reading import from_dict, to_json
 from xfresearch.configs.variants import VARIANTS
 from xfresearch.run.config import Config
-from xfresearch.run.config_files import parse, read_json
+from xfresearch.run.config_files import default_config, parse, read_json
 from xfresearch.run.describing import describe
 from xfresearch.run.resolving import resolve
 from xfresearch.runtime.errors import UserError
@@ -132,6 +132,23 @@ def test_the_error_for_a_broken_config_file_is_one_line(tmp_path):
     (tmp_path / "broken.py").write_text("def get_config():\n    return 1 / 0\n")
     with pytest.raises(UserError, match="division by zero, at line 2 of broken.py$"):
         parse([f"--config={tmp_path / 'broken.py'}"])
+
+
+def test_a_value_of_another_type_in_a_config_file_is_one_line_and_the_number_of_a_column_is_its_text(tmp_path):
+    def read(*lines):
+        text = ["from xfresearch.run.config_files import default_config", "def get_config():", " config = default_config()"]
+        (tmp_path / "mine.py").write_text("\n".join([*text, *(f" config.{line}" for line in lines), " return config"]))
+        return parse(["--config", str(tmp_path / "mine.py")])
+
+    with pytest.raises(UserError, match="mine.py: width='x' has the wrong type str: it must be int, at line 4 of mine.py$"):
+        read("model.width = 'x'")
+    with pytest.raises(UserError, match="mine.py: log=3 has the wrong type int: it must be a group of keys, at line 4"):
+        read("log = 3")
+    assert read("data.text_field = 2").data.text_field == "2"
+    config = default_config()
+    config.data.objective.kind = "seq2seq"
+    config.data.objective.source_field = 1
+    assert config.data.objective.source_field == "1"
 
 
 def test_a_name_is_a_shipped_config_in_any_directory_and_a_path_is_a_file(tmp_path, monkeypatch):

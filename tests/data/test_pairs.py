@@ -11,6 +11,7 @@ from xfresearch.data.pairs.pair_packing import Pair, packed_rows, row, unpack
 from xfresearch.data.pipeline import Batches, evaluation_batches, prepare
 from xfresearch.data.tokenizers import ByteTokenizer, load_tokenizer
 from xfresearch.runtime.errors import UserError
+from xfresearch.training.outline import data_line
 
 END = 256  # of the byte tokenizer; its decoder starts from it too
 
@@ -106,6 +107,21 @@ def test_longer_pairs_are_left_out_and_counted(make_pairs, tmp_path):
     assert split.meta["n_longer"] == 2
     with pytest.raises(UserError, match="dev.*|every pair is longer than config.source_length=24"):
         prepare(config, "validation")
+
+
+def test_pairs_with_an_empty_side_are_left_out_and_counted(make_pairs, tmp_path):
+    """A TSV of a translation has lines of which one side is missing."""
+    for name, last in (("train", "a\t \n\tb\n\t\n"), ("dev", "")):
+        rows = "".join(f"{source}\t{target}\n" for source, target in lines(20))
+        (tmp_path / f"{name}.tsv").write_text(f"source\ttarget\n{rows}{last}")
+    config = make_pairs(tmp_path)
+    split, held_out = prepare(config, "train"), prepare(config, "validation")
+    assert sorted(texts_of(split.read(range(len(split))))) == sorted(lines(20))
+    assert (split.meta["n_pairs"], split.meta["n_empty"], split.meta["n_longer"]) == (20, 3, 0)
+    assert "(without 3 empty pairs) to train on; validation" in data_line(config, [split], held_out)
+    (tmp_path / "train.tsv").write_text("source\ttarget\na\t\n")
+    with pytest.raises(UserError, match="train: the source or the target of every pair is empty"):
+        prepare(config, "train")
 
 
 def test_batches_are_a_function_of_the_step(make_pairs, tmp_path):

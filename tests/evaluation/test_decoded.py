@@ -112,3 +112,12 @@ def test_a_decoded_text_may_be_as_long_as_the_longest_target(rows, expected, mon
     monkeypatch.setattr(lm, "generate", lambda **given: asked.append(given["max_new_tokens"]) or ["a"] * 2)
     decoded.decode(lm, limit=2)
     assert asked == [expected]
+
+
+def test_pairs_with_an_empty_side_are_not_decoded(tmp_path, monkeypatch):
+    for name in ("train", "dev"):
+        (tmp_path / f"{name}.tsv").write_text("source\ttarget\na\t\n\tb\nc\td\n")
+    config = tiny_config("tasks/sort", data__corpus=f"('{tmp_path}',)", data__objective__source_field="source")
+    lm = LanguageModel(config.model, {}, ByteTokenizer(), config)
+    monkeypatch.setattr(lm, "generate", lambda **given: ["e"] * len(given["source"].tokens_BS))
+    assert decoded.decode(lm) == Decoded(["c"], ["d"], ["e"])

@@ -9,6 +9,7 @@ from ml_collections.config_dict import placeholder
 
 from xfresearch.config.fields import Choice
 from xfresearch.config.reading import check_choice
+from xfresearch.runtime.errors import UserError
 
 
 class Options(ConfigDict):
@@ -17,6 +18,18 @@ class Options(ConfigDict):
 
     def __str__(self) -> str:
         return json.dumps(self.to_dict(), indent=2, default=str)
+
+    def __setitem__(self, key, value):
+        """As in a command, a number for a text is its text: `source_field = 1` names a column. Raises UserError for a value
+        of another type than the option has."""
+        if type(value) is int and isinstance(self.get(key), str):
+            value = str(value)
+        try:
+            super().__setitem__(key, value)
+        except TypeError:
+            current = self.get(key)
+            wanted = "a group of keys" if isinstance(current, ConfigDict) else type(current).__name__
+            raise UserError(f"{key}={value!r} has the wrong type {type(value).__name__}: it must be {wanted}") from None
 
 
 class Group(Options):

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from xfresearch.data.pairs.pair_splits import encode, texts_of
+from xfresearch.data.pairs.pair_splits import encode, is_empty, texts_of
 from xfresearch.models.context import Source
 from xfresearch.models.model_config import longest_sequence
 from xfresearch.run.config import Config
@@ -54,8 +54,8 @@ def decode(lm, corpus: str = "", split: str = "", limit: int = 0, batch_size: in
     """Decodes the sources of a split (by default the run's held-out one) greedily, `limit` of them (0: all). Raises
     UserError for a model that was not trained on pairs.
 
-    A source or a target that is longer than the run's lengths is left out, as in training, and a text may be as long as the
-    longest target.
+    A source or a target that is longer than the run's lengths, or empty, is left out, as in training, and a text may be as
+    long as the longest target.
     """
     check(lm.run)
     run, tokenizer = lm.run, lm.tokenizer
@@ -63,7 +63,7 @@ def decode(lm, corpus: str = "", split: str = "", limit: int = 0, batch_size: in
     corpus = corpus or run.data.corpus[0]
     texts = texts_of(corpus, split, run.data).pairs(split)
     lengths = run.source_length, run.sequence_length
-    coded = ((pair, encode(tokenizer, pair)) for pair in texts)
+    coded = ((pair, encode(tokenizer, pair)) for pair in texts if not is_empty(pair))
     chosen = list(islice(((pair, ids.source) for pair, ids in coded if ids.fits(*lengths)), limit or None))
     if not chosen:
         raise UserError(f"corpus {corpus!r}, split {split!r}: it has no pair that fits the lengths of the run")

@@ -123,7 +123,7 @@ def _parse_flags(define: Callable[..., Any], default: list[Any], arguments: list
         config = values.config
         config.items()
     except UserError as error:
-        raise UserError(f"--config={file}: {error}") from error
+        raise UserError(f"--config={file}: {error}{_line(error, file)}") from error
     except Exception as error:  # a config file is the user's code, which may raise anything
         lines = str(error).splitlines() or [type(error).__name__]
         # The flags' library puts the stack trace of a config file into its message: the last line says what went wrong.

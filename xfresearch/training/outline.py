@@ -61,8 +61,9 @@ def _size(meta: dict) -> str:
     if meta["n_sequences"] == ENDLESS:
         return "sequences without end"
     text = f"{amount(meta['n_bytes'], 'B')}, " if meta.get("n_bytes") else ""
-    longer = f", without {meta['n_longer']:,} longer pairs" if meta.get("n_longer") else ""
-    return f"{text}{count(meta['n_tokens'])} tokens in {meta['n_sequences']:,} sequences{longer}"
+    left = [f"{meta[f'n_{kind}']:,} {kind} pairs" for kind in ("longer", "empty") if meta.get(f"n_{kind}")]
+    without = f" (without {' and '.join(left)})" if left else ""
+    return f"{text}{count(meta['n_tokens'])} tokens in {meta['n_sequences']:,} sequences{without}"
 
 
 def optimizer_line(config: Config) -> str:

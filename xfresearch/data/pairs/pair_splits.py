@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -30,6 +30,8 @@ _CHUNK = 4096  # pairs that wait to be tokenised
 _SAMPLE = 256  # rows of a task that are looked at before a run
 _TRIES = 1000  # pairs of a task that are too long, one after another
 
+Texts: TypeAlias = tuple[bytes, bytes]  # of a source and its target
+
 
 def texts_of(corpus: str, split: str, data: DataConfig) -> PairFiles | PairTask:
     """The texts of a corpus of pairs, after a check that it has `split`. Raises UserError if it does not."""
@@ -38,7 +40,7 @@ def texts_of(corpus: str, split: str, data: DataConfig) -> PairFiles | PairTask:
     return opened
 
 
-def encode(tokenizer: Tokenizer, pair: tuple[bytes, bytes]) -> Pair:
+def encode(tokenizer: Tokenizer, pair: Texts) -> Pair:
     """The ids of a source and of a target. Both end with end_of_text, and begin with begin_of_text if the tokenizer has it
     and the decoder does not start from it."""
     source, target = (tokenizer.encode(text).tolist() for text in pair)
@@ -47,11 +49,16 @@ def encode(tokenizer: Tokenizer, pair: tuple[bytes, bytes]) -> Pair:
     return Pair(np.array([*begin, *source, *end], np.int32), np.array([*own, *target, *end], np.int32))
 
 
+def is_empty(pair: Texts) -> bool:
+    """Whether the source or the target of a pair has no text: pairs of which one side is missing teach to write nothing."""
+    return not all(text.strip() for text in pair)
+
+
 def prepare(config: RunConfig, split: str, corpus: str, tokenizer: Tokenizer | None = None) -> "PairedSplit | TaskSplit":
     """The pairs of `split` of `corpus` in rows of config.source_length and config.sequence_length.
 
-    Raises UserError if none of them fits. `.meta` has n_sequences, n_tokens, n_pairs, n_bytes, and n_longer, the pairs that
-    do not fit and are left out. Of a task they are estimates of what it would generate.
+    Raises UserError if none of them fits. `.meta` has n_sequences, n_tokens, n_pairs, n_bytes, and the pairs that are left
+    out: n_longer, which do not fit, and n_empty (of files). Of a task they are estimates of what it would generate.
     """
     tokenizer = tokenizer or tokenizer_for(config.data)
     pairs = texts_of(corpus, split, config.data)
@@ -137,27 +144,26 @@ class TaskSplit:
         return {name: round(value * scale) for name, value in counts.items()} | {"n_sequences": len(self), "n_bytes": 0}
 
 
-def _encoded(pairs, split: str, corpus: str, tokenizer: Tokenizer, workers: int) -> Iterator[tuple[Pair, int]]:
-    """Each pair, and the bytes of its texts. Encodes in threads: the libraries of tokenizers release the GIL."""
+def _encoded(pairs, split: str, corpus: str, tokenizer: Tokenizer, workers: int) -> Iterator[tuple[Pair, Texts]]:
+    """Each pair, and its texts. Encodes in threads: the libraries of tokenizers release the GIL."""
     texts = iter(pairs.pairs(split))
     with ThreadPoolExecutor(workers) as pool, stage(f"tokenising {corpus} {split}", pairs.n_bytes(split)) as progress:
         while chunk := list(islice(texts, _CHUNK)):
-            sizes = [len(source) + len(target) for source, target in chunk]
-            yield from zip(pool.map(partial(encode, tokenizer), chunk), sizes, strict=True)
-            progress.update(sum(sizes))
+            yield from zip(pool.map(partial(encode, tokenizer), chunk), chunk, strict=True)
+            progress.update(sum(len(source) + len(target) for source, target in chunk))
 
 
-def _write(directory: Path, config: RunConfig, encoded: Iterator[tuple[Pair, int]], title: str) -> None:
+def _write(directory: Path, config: RunConfig, encoded: Iterator[tuple[Pair, Texts]], title: str) -> None:
     """Writes the rows of all pairs that fit, and the meta of the split."""
     lengths = config.source_length, config.sequence_length
-    count = {"n_pairs": 0, "n_longer": 0, "n_bytes": 0, "n_tokens": 0}
+    count = {"n_pairs": 0, "n_longer": 0, "n_empty": 0, "n_bytes": 0, "n_tokens": 0}
 
     def fitting() -> Iterator[Pair]:
-        for pair, size in encoded:
-            fits = pair.fits(*lengths)
-            count["n_pairs" if fits else "n_longer"] += 1
-            if fits:
-                count["n_bytes"] += size
+        for pair, texts in encoded:
+            counted = "n_empty" if is_empty(texts) else "n_pairs" if pair.fits(*lengths) else "n_longer"
+            count[counted] += 1
+            if counted == "n_pairs":
+                count["n_bytes"] += sum(map(len, texts))
                 count["n_tokens"] += len(pair.source) + len(pair.target)
                 yield pair
 
@@ -168,7 +174,8 @@ def _write(directory: Path, config: RunConfig, encoded: Iterator[tuple[Pair, int
         writer.write(pair_packing.row(row, *lengths).tobytes())
     writer.close()
     if not writer.count:
-        raise _none_fits(title, lengths) if count["n_longer"] else UserError(f"{title}: it has no pairs")
+        empty = f"{title}: " + ("the source or the target of every pair is empty" if count["n_empty"] else "it has no pairs")
+        raise _none_fits(title, lengths) if count["n_longer"] else UserError(empty)
     write_meta(directory, count | {"n_sequences": writer.count, "digest": writer.digest, "lengths": lengths})
 
 
