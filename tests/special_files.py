@@ -1,6 +1,7 @@
 """Files that are no regular files, and links, to put where a path enters."""
 
 import contextlib
+import faulthandler
 import os
 import signal
 import socket
@@ -30,15 +31,17 @@ KINDS = ("pipe", "socket", "directory", "device", "loop", "dangling")
 
 @contextlib.contextmanager
 def at_most(seconds: int):
-    """Ends the test if the block waits longer."""
+    """Ends the test if the block waits longer; all tests, with the place, if a library waits that no signal reaches."""
 
     def late(*_):
         raise TimeoutError(f"still waiting after {seconds} s")
 
     before = signal.signal(signal.SIGALRM, late)
     signal.alarm(seconds)
+    faulthandler.dump_traceback_later(2 * seconds, exit=True)
     try:
         yield
     finally:
+        faulthandler.cancel_dump_traceback_later()
         signal.alarm(0)
         signal.signal(signal.SIGALRM, before)

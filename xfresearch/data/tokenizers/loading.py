@@ -14,7 +14,15 @@ from xfresearch.data.tokenizers.llama2c import Llama2cTokenizer
 from xfresearch.data.tokenizers.sentence_piece import SentencePieceTokenizer
 from xfresearch.data.tokenizers.word_piece import VOCABULARY, bert_tokenizer
 from xfresearch.runtime.errors import UserError, nearest
-from xfresearch.runtime.files import exists, files_in, inside, is_directory, read_bytes, require_no_dangling_link
+from xfresearch.runtime.files import (
+    exists,
+    files_in,
+    inside,
+    is_directory,
+    names_in,
+    read_bytes,
+    require_no_dangling_link,
+)
 from xfresearch.runtime.formats import refused, sniff
 
 _FILES = ("bytes.json", "tokenizer.json", "tokenizer.model", "vocab.json", "encoder.json", "llama2c.bin", VOCABULARY)
@@ -92,7 +100,8 @@ def is_tokenizer_file(name: str) -> bool:
 
 
 def _tokenizer_files(directory: epath.Path) -> list[epath.Path]:
-    named = [inside(directory, name) for name in _FILES if exists(directory / name)]
+    there = set(names_in(directory))  # with links that lead nowhere, which are an error
+    named = [inside(directory, name) for name in _FILES if name in there]
     return named or files_in(directory, pattern="*.model")
 
 
