@@ -24,10 +24,12 @@ PARITY := .venv-parity
 NEWEST := .venv-newest
 DOCS := .venv-docs
 NEWEST_PYTHON ?= $(shell .ci/newest-python)
-# Kernels, a contract of every variant, training and resuming, and what reads the texts and lists of JAX and XLA.
+# Kernels, a contract of every variant, training, resuming and sharding, what reads the texts and lists of Python, JAX and
+# XLA, and a study from end to end, whose tiny models have other numbers on another JAX.
 NEWEST_TESTS := tests/kernels tests/contracts/test_reference.py tests/contracts/test_behaviour.py \
-	tests/training/test_stopping.py tests/models/test_dispatch.py tests/planning/test_collectives.py \
-	tests/planning/test_work.py tests/runtime/test_hardware.py
+	tests/training/test_stopping.py tests/training/test_sharding.py tests/models/test_dispatch.py \
+	tests/planning/test_collectives.py tests/planning/test_plan.py tests/planning/test_work.py \
+	tests/runtime/test_hardware.py tests/studies/test_study.py tests/studies/test_ledger.py tests/test_errors.py
 
 .PHONY: train test types newest long gpu mutations parity eval trackers wheel lock libtpu plans studies rooms docs notebooks site clean
 

@@ -18,14 +18,14 @@ ROOT = Path(__file__).parent.parent
 @pytest.mark.parametrize(
     "words, message",
     [
-        ("variants --only nothing", "invalid choice: 'variants' .*'attention', 'cross_entropy', 'grouped_matmul'"),
+        ("variants --only nothing", r"'variants' .*attention\W+cross_entropy\W+grouped_matmul"),
         ("attention --heads 0", "argument --heads: 0 is not allowed: it must be an integer of at least 1"),
         ("attention --heads 4 --kv-heads 3", "--kv-heads=3.* a divisor of --heads=4"),
         ("cross_entropy --rows 8,0", "--rows=8,0.* positive integers"),
         ("grouped_matmul --tokens 0", "argument --tokens: 0 is not allowed: it must be an integer of at least 1"),
-        ("grouped_matmul --config.steps=3", "unrecognized arguments: --config.steps=3"),
+        ("grouped_matmul --config.steps=3", ": --config.steps=3"),
         ("update --config configs/gpt2.py:tiny --config.step=3", "there is no key 'step'"),
-        ("loop --updates 3", "the following arguments are required: --config"),
+        ("loop --updates 3", "required: --config"),
         ("loop --config configs/gpt2.py:tiny --config.step=3", "there is no key 'step'"),
         ("save --megabytes 31", "--megabytes=31 is not allowed: it must be at least 32"),
         ("grouped_matmul --rounds -1", "argument --rounds: -1 is not allowed: it must be an integer of at least 1"),

@@ -78,8 +78,8 @@ def test_generate_and_evaluate_read_a_hugging_face_folder(folder, tmp_path, caps
         (["import", "{run}", "{new}"], "is a run's directory: it must be a Hugging Face folder"),
         (["import", "{new}", "{new}2"], "does not exist"),
         (["import", "{broken}", "{new}"], "model.safetensors: truncated: tensor"),
-        (["import", "{folder}", "{new}", "--dtype", "int8"], "invalid choice: 'int8'"),
-        (["import", "{folder}"], "the following arguments are required: WORKDIR"),
+        (["import", "{folder}", "{new}", "--dtype", "int8"], "--dtype: .*'int8'"),
+        (["import", "{folder}"], "required: WORKDIR"),
         (
             ["export", "{run}", "{new}", "--shard-size", "5TB"],
             "5TB.* a size like 500MB or 5GB",
@@ -118,5 +118,5 @@ def test_a_stack_and_a_role_are_chosen_on_the_command_line(tmp_path, capsys):
     convert.main(["merge_query_key,factor_query_key", workdir, "--dry-run", "--role", "cross", "--rank", "8"])
     with pytest.raises(UserError, match="role='cross' is not allowed with untie: it must be left out"):
         convert.main(["merge_query_key,untie", workdir, "--dry-run", "--role", "cross"])
-    with pytest.raises(UserError, match="argument --stack: invalid choice: 'both'"):
+    with pytest.raises(UserError, match="--stack: .*'both'"):
         convert.main(["untie", workdir, "--dry-run", "--stack", "both"])

@@ -185,7 +185,7 @@ BOTH = ("blocks.0.feed_forward", "blocks.1.feed_forward")
         (["rome"], "METHOD, --workdir and --to are required"),
         (["rome", "--workdir", "W", "--to", "T"], "rome needs --request FILE or --draw N"),
         (["rome", "--diff", "A", "B"], "--diff is not allowed with rome"),
-        (["sway", "--workdir", "W", "--to", "T"], "invalid choice: 'sway'"),
+        (["sway", "--workdir", "W", "--to", "T"], ": 'sway'"),
         (["rome", "--workdir", "RUN", "--draw", "2", "--to", "TO"], "--draw is not allowed"),
         (["rome", "--workdir", "RUN", "--request", "R", "--to", "TO", "--rate", "0.1"], "--rate is not allowed with rome"),
         (["rome", "--workdir", "RUN", "--request", "R", "--to", "RUN"], "RUN already exists"),

@@ -39,7 +39,7 @@ STARTS = "--config.start.path=runs/a"
             ".*--stride: x is not allowed: it must be an integer of at least 1.*",
         ),
         (lambda: evaluate.main(["--workdir", "runs/a", "--fewshot", "1"]), "--fewshot is not allowed without --tasks"),
-        (lambda: evaluate.main(["--workdir=a", "--strid", "1"]), "unrecognized arguments: --strid 1 [(]see --help[)]"),
+        (lambda: evaluate.main(["--workdir=a", "--strid", "1"]), ".*: --strid 1 [(]see --help[)]"),
         (
             lambda: plan.main([GPT2, "--topology=h100:2", "--slices=0"]),
             "--slices=0 is not allowed: it must be at least 1",

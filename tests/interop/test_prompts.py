@@ -117,7 +117,7 @@ def test_the_command_has_a_flag_for_each(folder, capsys):
     for flags in ([], ["--special-tokens"], ["--chat"]):
         generate.main([*arguments, *flags])
         assert capsys.readouterr().out.startswith("the<|endoftext|>")
-    with pytest.raises(xf.UserError, match="--special-tokens: not allowed with argument --chat"):
+    with pytest.raises(xf.UserError, match="--special-tokens: .*--chat"):
         generate.parse([*arguments, "--chat", "--special-tokens"])
     given = [SimpleNamespace(chat=False, special_tokens=flag) for flag in (False, True)]
     lm = xf.load(folder)

@@ -16,5 +16,9 @@ def test_a_tiny_study_reports_that_it_shows_nothing(file, tmp_path):
     run(["--config", f"{file}:tiny"], tmp_path)
     assert "it shows nothing about the question" in (tmp_path / "report.md").read_text()
     assert (tmp_path / "report.html").exists()
-    failures = {name: size["failures"] for name, size in read_object(tmp_path / "results.json")["sizes"].items()}
-    assert failures == {"tiny": {}}  # each arm has a verdict
+    results = read_object(tmp_path / "results.json")
+    failures, arms = (results["sizes"]["tiny"][name] for name in ("failures", "arms"))
+    # An arm has a verdict, unless it or the baseline does not beat the frequencies of tokens, which is luck at this size.
+    assert all(reason.startswith("it has not learnt") for reason in failures.values())
+    undecided = {name for name, arm in arms.items() if "verdict" not in arm} - {baseline := results["study"]["baseline"]}
+    assert undecided == (arms.keys() if baseline in failures else failures.keys()) - {baseline}

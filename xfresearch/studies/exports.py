@@ -1,13 +1,14 @@
 """The results of a study for other programs: runs.csv (a line for each run), differences.csv and differences.tex (a line for
-each arm at each rung), and differences.svg."""
+each arm at each rung), and, if an arm has a verdict, differences.svg."""
 
 import csv
 import io
 from collections.abc import Iterable, Mapping
 
-from xfresearch.runtime.files import write_text
+from xfresearch.runtime.files import remove, write_text
 from xfresearch.studies.cells import Trial
 from xfresearch.studies.design import Rung
+from xfresearch.studies.report_tables import NO_VERDICT
 from xfresearch.studies.running import less_is_better
 
 RUN = ("rung", "size", "tokens_per_parameter", "arm", "parameters", "tokens", "learning_rate", "seed", "use", "metric")
@@ -20,12 +21,14 @@ def write_runs(folder, outcome: Mapping, results: Mapping[Trial, Mapping]) -> No
 
 
 def write_differences(folder, outcome: Mapping, picture: str) -> None:
-    """The other files. picture: an SVG element, '' for none."""
+    """The other files. picture: an SVG element; '' for none, which removes that of earlier results."""
     rows = differences(outcome)
     write_text(folder / "differences.csv", _csv(DIFFERENCE, rows))
     write_text(folder / "differences.tex", latex(outcome, rows))
     if picture:
         write_text(folder / "differences.svg", picture)
+    else:
+        remove(folder / "differences.svg")
 
 
 def runs(outcome: Mapping, results: Mapping[Trial, Mapping]) -> list[tuple]:
@@ -48,16 +51,22 @@ def of_run(rung: Rung, trial: Trial, parameters: int, tokens: int) -> tuple:
 
 
 def differences(outcome: Mapping) -> list[tuple]:
-    """A row for each arm at each rung, with the columns DIFFERENCE."""
-    rows = []
+    """A row for each arm but the baseline at each rung, with the columns DIFFERENCE; without a verdict, '' as figures."""
+    rows, baseline = [], outcome["study"]["baseline"]
     for rung, here in outcome["sizes"].items():
         for name, arm in here["arms"].items():
-            if "difference" in arm:
-                each = arm["difference"]
-                error = each.get("error", "")  # t tests of pairs, from before the ladder, keep none
-                figures = (each["mean"], each["low"], each["high"], error, arm["p_corrected"], arm["p_equivalent"])
-                rows.append((rung, name, arm["parameters"], arm["tokens"], *figures, arm["verdict"]))
+            if name != baseline:
+                rows.append((rung, name, arm["parameters"], arm["tokens"], *_figures(arm), arm.get("verdict", NO_VERDICT)))
     return rows
+
+
+def _figures(arm: Mapping) -> tuple:
+    """The columns DIFFERENCE from the difference to the second p-value."""
+    if "difference" not in arm:
+        return ("",) * 6
+    each = arm["difference"]
+    error = each.get("error", "")  # t tests of pairs, from before the ladder, keep none
+    return each["mean"], each["low"], each["high"], error, arm["p_corrected"], arm["p_equivalent"]
 
 
 def latex(outcome: Mapping, rows: Iterable[tuple]) -> str:
@@ -65,8 +74,8 @@ def latex(outcome: Mapping, rows: Iterable[tuple]) -> str:
     baseline = _escaped(outcome["study"]["baseline"])
     lines = [r"\begin{tabular}{llrrl}", r"\toprule", r"rung & arm & difference & 95\,\% interval & verdict \\", r"\midrule"]
     for rung, arm, _, _, mean, low, high, *_, verdict in rows:
-        interval = f"$[{low:+.4f}, {high:+.4f}]$"
-        lines.append(rf"{_escaped(rung)} & {_escaped(arm)} & ${mean:+.4f}$ & {interval} & {verdict} \\")
+        figures = " & " if verdict == NO_VERDICT else f"${mean:+.4f}$ & $[{low:+.4f}, {high:+.4f}]$"
+        lines.append(rf"{_escaped(rung)} & {_escaped(arm)} & {figures} & {verdict} \\")
     return "\n".join([f"% beside {baseline}; less is better", *lines, r"\bottomrule", r"\end{tabular}", ""])
 
 

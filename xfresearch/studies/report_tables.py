@@ -8,6 +8,7 @@ from xfresearch.runtime.summaries import mean_interval
 from xfresearch.runtime.tables import PLUS_MINUS
 
 UNITS = {"bits_per_byte": "bits per byte", "loss": "nats per token", "accuracy": "share of errors"}
+NO_VERDICT = "no verdict"
 DIFFERENCE = ("difference", "95 % interval", "p of no difference", "p of equivalence", "verdict")
 LADDER_ABOUT = (
     "The mean of the differences, which varies less than each of them. It answers the question only if they are similar."
@@ -80,17 +81,19 @@ def of_size(outcome: Mapping, size: str) -> Table:
     """All arms at a size, the baseline first."""
     study, here = outcome["study"], outcome["sizes"][size]
     names = [study["baseline"], *(name for name in here["arms"] if name != study["baseline"])]
-    rows = [_row(name, here["arms"][name], "no verdict" if name in here["failures"] else "") for name in names]
+    compared = {*here["failures"], *names[1:]}
+    rows = [_row(name, here["arms"][name], NO_VERDICT if name in compared else "") for name in names]
     columns = ("arm", "metric", *DIFFERENCE, "parameters", "learning rate", "seconds")
     return Table(size, METRIC_ABOUT.format(unit=UNITS[study["metric"]], statistics=outcome["statistics"]), columns, rows)
 
 
-def _row(name: str, arm: Mapping, failure: str) -> tuple[str, ...]:
-    cells = _difference(arm) if "difference" in arm else ("", "", "", "", failure)
+def _row(name: str, arm: Mapping, otherwise: str) -> tuple[str, ...]:
+    """The columns of an arm. otherwise: its verdict if it has none."""
+    cells = _difference(arm) if "difference" in arm else ("", "", "", "", otherwise)
     if not arm["values"]:
         return (name, "", *cells, f"{arm['parameters']:,}", "", "")
     rate = f"{arm['rate']:g}" + (f" ({edge_in_words(arm)} tried)" if arm["edge"] else "")
-    metric = "" if failure and arm["mean"] is None else f"{arm['mean']:.4f} ({arm['deviation']:.4f})"
+    metric = "" if arm["mean"] is None else f"{arm['mean']:.4f} ({arm['deviation']:.4f})"
     seconds = "" if arm["seconds"] is None else f"{arm['seconds']:.0f}"
     return (name, metric, *cells, f"{arm['parameters']:,}", rate, seconds)
 

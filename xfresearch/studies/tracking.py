@@ -20,6 +20,7 @@ from xfresearch.studies import exports, report
 from xfresearch.studies.cells import Cell, Trial
 from xfresearch.studies.design import Study, rungs
 from xfresearch.studies.matching import Matched, tokens
+from xfresearch.studies.report_tables import NO_VERDICT
 from xfresearch.training import trackers
 from xfresearch.training.callbacks import scalars
 from xfresearch.training.claims import Busy
@@ -126,8 +127,9 @@ def of_verdicts(outcome: Mapping) -> Entry:
     design = {name: study[name] for name in ("question", "rule", "baseline", "metric", "margin")}
     version = outcome["versions"][-1]["digest"] if outcome["versions"] else ""
     figures: dict[str, float] = {}
-    for rung, arm, _, _, mean, low, high, *_ in exports.differences(outcome):
-        figures |= _figures(f"{rung}/{arm}", {"difference": mean, "low": low, "high": high})
+    for rung, arm, _, _, mean, low, high, *_, verdict in exports.differences(outcome):
+        if verdict != NO_VERDICT:
+            figures |= _figures(f"{rung}/{arm}", {"difference": mean, "low": low, "high": high})
     return Entry("verdicts", {"use": "verdicts", **design, "version": version, "verdicts": sentences}, figures, 0)
 
 
