@@ -201,6 +201,7 @@ ALLOWED = {
     "checkpoints/store.py": ("a directory after files.check_tree", "Checkpointer"),
     "checkpoints/writing.py": ("a checkpoint that it has just written", "iterdir listdir walk"),
     "config/shipped.py": ("the package's own files, and the docstring of a config that the user named", "glob read_text"),
+    "data/arrow_columns.py": (OPENED, "OSFile ParquetFile"),
     "data/builders.py": (CACHE, "ArrayRecordWriter"),
     "data/corpora.py": (f"{CACHE}; a TFDS folder that the user named", "builder builder_from_directory"),
     "data/corpus_files.py": ("names of a corpus that the user named", "glob rglob"),
@@ -208,7 +209,6 @@ ALLOWED = {
     "data/facts.py": ("the package's own words", "read_text"),
     "data/packed.py": (f"{CACHE}; {OPENED}", "fromfile memmap open"),
     "data/row_file.py": (CACHE, "ArrayRecordReader ArrayRecordWriter"),
-    "data/rows.py": (OPENED, "ParquetFile"),
     "data/text_sources.py": ("Python's standard library", "open read_bytes walk"),
     "data/tokenizers/hugging_face.py": (OPENED, "from_file"),
     "harness/tasks.py": ("the package's own tasks", "TaskManager glob read_text"),
@@ -219,6 +219,7 @@ ALLOWED = {
     "run/known_keys.py": ("the package's own file, and an entry of the cache that it writes", "glob mkdir read_text"),
     "runtime/arrays.py": ("bytes that the gate read", "ZipFile"),
     "runtime/compression.py": (OPENED, "open"),
+    "runtime/confined_child.py": ("/proc", "open"),
     "runtime/crash_log.py": ("a program without imports, which follows no link", "iterdir mkdir write_text"),
     "runtime/errors.py": ("whether a directory is empty", "iterdir"),
     "runtime/files.py": (

@@ -9,6 +9,7 @@ import codecs
 import csv
 import io
 import json
+import os
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,13 +18,16 @@ from itertools import chain
 from typing import BinaryIO
 
 from xfresearch.data.table_form import WORDS, Form, form_of
-from xfresearch.runtime.compression import Chunks, opened
+from xfresearch.runtime import confined
+from xfresearch.runtime.compression import FREE, RATIO, Chunks, opened
 from xfresearch.runtime.errors import UserError, nearest
 from xfresearch.runtime.formats import HEAD, FileFormat
 from xfresearch.runtime.opening import open_to_read
 
 LONGEST = 1 << 26  # bytes of a row: a file that never ends a row must not fill the memory
-_BATCH = 256  # rows of a parquet file that are decoded at once
+_ROW = 256  # bytes that a row of parquet or arrow takes at least, as Python holds it
+_SECONDS, _PER_SECOND = 5, 1 << 22  # of processor time to decode parquet or arrow, and bytes of the file for one more
+_MEMORY = 1 << 29  # bytes to decode parquet or arrow, beside four times the size of the file
 _CHUNK = 1 << 20  # bytes, or characters of a JSON array
 _SHOWN = 20  # fields in a message
 TEXT_FIELD = "config.data.text_field"
@@ -275,59 +279,49 @@ def _check_lines(path, file_format: FileFormat) -> None:
 
 
 def columns(path, file_format: FileFormat, *fields: str, option: str = TEXT_FIELD) -> Iterator[tuple[str, object]]:
-    """The rows of a parquet or arrow file, with these columns. Raises UserError for a compressed one: it is not a stream."""
-    import pyarrow
-
+    """The rows of a parquet or arrow file, with these columns. Raises UserError for a compressed one: it is not a
+    stream; and for one that grows to more than compression.py allows: a few bytes of a column may stand for any number of
+    rows."""
+    kind, number = file_format.kind, 0
     if file_format.compression:
-        raise UserError(f"{path}: {file_format.kind}, compressed with {file_format.compression}: decompress it first")
-    number = 0
+        raise UserError(f"{path}: {kind}, compressed with {file_format.compression}: decompress it first")
+    with open_to_read(path) as file:
+        size = os.fstat(file.fileno()).st_size
+    most = left = max(FREE, RATIO * size)
     try:
-        for batch in _batches(path, file_format.kind, fields, option):
-            chosen = {field: _column(batch, field) for field in fields}
-            for field, column in chosen.items():
-                if not _is_string(column.type):
-                    raise UserError(f"{path}: column {field!r} is {column.type}; it must be a string ({option})")
-            for row in pyarrow.RecordBatch.from_pydict(chosen).to_pylist():
-                found = {field: value.decode() if isinstance(value, bytes) else value for field, value in row.items()}
-                yield f"{path}, row {number}", found
+        for part in _parts(path, kind, size, fields, option):
+            left -= part.nbytes + _ROW * len(part)
+            if left < 0:
+                much = f"its rows take more than {most:,} bytes, which is {RATIO} times its size or more"
+                raise UserError(f"{path}: {much}: write it as JSON lines")
+            for texts in zip(*map(_texts, part.columns), strict=True):
+                yield f"{path}, row {number}", dict(zip(fields, texts, strict=True))
                 number += 1
-    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
-        if isinstance(error, OSError) and error.errno:
-            raise UserError(f"{path}: cannot be read: {error.strerror}") from None
-        reason = str(error).strip().partition("\n")[0]
-        raise UserError(f"{path}: a damaged {file_format.kind} file, after row {number}: {reason}") from None
+    except confined.Exceeded as error:
+        raise UserError(f"{path}: after row {number}, {error}: write it in smaller parts, or as JSON lines") from None
+    except (confined.Failed, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: a damaged {kind} file, after row {number}: {error}") from None
 
 
-def _batches(path, kind: str, fields: tuple[str, ...], option: str) -> Iterator:
-    from pyarrow import PythonFile, ipc, parquet
+def _parts(path, kind: str, size: int, fields: tuple[str, ...], option: str) -> Iterator:
+    """The rows of a file of `size` bytes in parts, as RecordBatches. Raises UserError for columns without text."""
+    from pyarrow import ipc
 
-    if kind == "parquet":
-        with open_to_read(path) as stream, parquet.ParquetFile(stream, buffer_size=_CHUNK, pre_buffer=False) as file:
-            _check_columns(path, path, fields, _names(file.schema_arrow), option)
-            yield from file.iter_batches(_BATCH, columns=list(fields), use_threads=False)
-        return
-    with open_to_read(path) as file, PythonFile(file) as stream:
-        reader = ipc.open_file(stream) if kind == "arrow" else ipc.open_stream(stream)
-        _check_columns(path, path, fields, _names(reader.schema), option)
-        yield from map(reader.get_batch, range(reader.num_record_batches)) if kind == "arrow" else reader
-
-
-def _names(fields) -> list[str]:
-    """The columns of a schema; of one with columns in it, these: 'translation.en'."""
-    from pyarrow import types
-
-    inner = [(each.name, _names(each.type) if types.is_struct(each.type) else []) for each in fields]
-    return [name for each, below in inner for name in ([f"{each}.{name}" for name in below] or [each])]
+    request = json.dumps({"path": os.path.realpath(path), "kind": kind, "fields": fields}).encode()
+    limits = _SECONDS + size // _PER_SECOND, _MEMORY + 4 * size
+    answer = confined.ask("xfresearch.data.arrow_columns", request, *limits)
+    types = json.loads(next(answer))
+    _check_columns(path, path, fields, [name for name, _ in types], option)
+    for field in fields:
+        if other := dict(types)[field]:
+            raise UserError(f"{path}: column {field!r} is {other}; it must be a string ({option})")
+    for content in answer:
+        yield from ipc.open_stream(content)
 
 
-def _column(batch, field: str):
-    """A column, or one in a column of structs."""
-    from pyarrow import compute
-
-    name, *below = [field] if field in batch.schema.names else field.split(".")
-    column = batch.column(name)
-    column.validate(full=True)  # of a damaged arrow file, offsets may lead out of its buffers
-    return compute.struct_field(column, below) if below else column
+def _texts(column) -> list[str | None]:
+    values = column.to_pylist()
+    return [value.decode() if isinstance(value, bytes) else value for value in values]
 
 
 def _check_columns(path, where: str, fields: tuple[str, ...], names: list[str], option: str) -> None:
@@ -335,14 +329,6 @@ def _check_columns(path, where: str, fields: tuple[str, ...], names: list[str], 
         if names.count(field) != 1:
             twice = UserError(f"{path}: two columns are named {field!r}")
             raise twice if field in names else no_field(where, field, names, option)
-
-
-def _is_string(kind) -> bool:
-    from pyarrow import types
-
-    kind = kind.value_type if types.is_dictionary(kind) else kind
-    return any(test(kind) for test in (types.is_string, types.is_large_string, types.is_string_view,
-                                       types.is_binary, types.is_large_binary, types.is_null))  # fmt: skip
 
 
 READERS: dict[str, Callable[..., Iterator[tuple[str, object]]]] = {
