@@ -1,15 +1,17 @@
 """The command lines: help without JAX, versions, completion, shipped configs, and typos that are answered at once."""
 
 import re
+import shlex
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from tests.cpu_time import cpu_seconds
 from tests.test_config import MISTAKES
-from xfresearch import __main__, __version__
+from xfresearch import __main__, __version__, bench, convert
 from xfresearch.config import shipped
 from xfresearch.config.other_names import OTHER_NAMES
 from xfresearch.run import known_keys
@@ -41,6 +43,31 @@ def test_help_is_quick(name):
     done = ran(f"xfresearch.{name}", "--help")
     assert done.returncode == 0 and done.stdout.startswith(f"usage: python -m xfresearch.{name} ")
     assert cpu_seconds() - before < 0.3
+
+
+def examples_in_help(capsys) -> list[list[str]]:
+    """The words of every example that a command, or an operation of `bench`, has in its --help."""
+    lines = []
+    for words in [*([name] for name in __main__.COMMANDS), *(["bench", name] for name in bench.OPERATIONS)]:
+        with pytest.raises(SystemExit):
+            __main__.main([*words, "--help"])
+        shown = re.findall(r"^ +(?:\w+=\w+ )?python -m xfresearch\.(.*)$", capsys.readouterr().out, re.M)
+        lines += [line for line in shown if "|" not in line.split('"')[0] and "[" not in line.split('"')[0]]
+    return [shlex.split(line) for line in lines]
+
+
+def test_examples_of_every_help_are_read_in_any_directory(capsys, monkeypatch, tmp_path):
+    """Their flags exist, and their configs have names: an installed package has no folder configs/ beside it."""
+    monkeypatch.chdir(tmp_path)
+    examples = examples_in_help(capsys)
+    assert {name for name, *_ in examples} > {*__main__.MODELS} and len(examples) > 40
+    for name, *arguments in examples:
+        conversion = name == "convert" and arguments[0].strip("-") not in ("import", "export", "list", "dry-run")
+        rest = [] if conversion else __main__.module(name).parser().parse_known_args(arguments)[1]
+        assert not conversion or convert.parse_surgery(arguments).steps
+        assert all(each.startswith("--config.") for each in rest), (name, rest)
+        configs = [value for flag, value in pairwise(arguments) if flag == "--config"]
+        assert all(shipped.located(config) != config and shipped.require(config) for config in configs), (name, configs)
 
 
 def test_the_package_lists_its_commands_without_jax():

@@ -71,7 +71,7 @@ def test_an_address_in_a_bucket_without_its_package_is_one_line(capsys):
     with pytest.raises(SystemExit) as end:
         command.run(main, [])
     assert end.value.code == MISTAKE
-    assert capsys.readouterr().err.startswith("error: an address gs://... needs gcsfs: pip install gcsfs, or ")
+    assert "gs://... needs gcsfs, which is not installed: pip install 'xfresearch[cloud]', or " in capsys.readouterr().err
 
 
 def test_a_result_never_replaces_a_directory(tmp_path):

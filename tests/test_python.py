@@ -154,6 +154,18 @@ def test_a_sweep_is_a_table_that_goes_on_where_it_stopped(small, tmp_path, capsy
     assert call(Interrupts()) == table and "making the state" not in capsys.readouterr().err
 
 
+def test_a_sweep_without_a_point_is_a_mistake_and_one_of_the_config_alone_is_said(tmp_path, monkeypatch):
+    """A grid from which a filter took everything trained the config once, and the table looked like that of a sweep."""
+    trained = []
+    train = lambda runs, callbacks: trained.extend(run.folder.name for run in runs) or ""  # noqa: E731
+    monkeypatch.setattr("xfresearch.studies.sweep._train_all", train)
+    for grid, text in (({}, r"grid={} is not allowed: .*; \[{}\] trains the config"), ([], "must have one run or more")):
+        with pytest.raises(xf.UserError, match=text):
+            xf.sweep("gpt2:tiny", grid, workdir=str(tmp_path))
+    assert not trained and xf.sweep("gpt2:tiny", [{}], workdir=str(tmp_path), seeds=2) == []
+    assert trained == ["seed-0", "seed-1"]
+
+
 def test_the_names_are_functions_whatever_commands_are_imported():
     code = "import xfresearch as xf, xfresearch.train, xfresearch.compare; from xfresearch import train; "
     code += "print(xf.train is train, xf.train.__module__, xf.compare.__name__, 'jax' in __import__('sys').modules)"

@@ -5,9 +5,9 @@
     python -m xfresearch.bench grouped_matmul --experts 8
     python -m xfresearch.bench import_hf --layers 16
     python -m xfresearch.bench decode runs/a runs/b
-    python -m xfresearch.bench decode --config configs/gpt2.py --config.model.dtype=float32 --against transformers
-    python -m xfresearch.bench update --config configs/gpt2.py:3m --config configs/moe.py:3m
-    python -m xfresearch.bench loop --config configs/gpt2.py:3m
+    python -m xfresearch.bench decode --config gpt2 --config.model.dtype=float32 --against transformers
+    python -m xfresearch.bench update --config gpt2:3m --config moe:3m
+    python -m xfresearch.bench loop --config gpt2:3m
     python -m xfresearch.bench save --megabytes 1024
     python -m xfresearch.bench gpu --list
 

@@ -13,10 +13,10 @@ from xfresearch.runtime.files import check_output, write_json
 
 EPILOG = """\
 examples:
-  python -m xfresearch.plan --config configs/mixtral_8x7b.py --topology v5p:4x4x8 --mesh fsdp=128
-  python -m xfresearch.plan --config configs/llama.py --topology v5p-256 --search
-  python -m xfresearch.plan --config configs/llama.py --topology h100:8x4 --mesh fsdp=32
-  python -m xfresearch.plan --config configs/llama.py --mesh fsdp=16,tensor=4
+  python -m xfresearch.plan --config mixtral_8x7b --topology v5p:4x4x8 --mesh fsdp=128
+  python -m xfresearch.plan --config llama --topology v5p-256 --search
+  python -m xfresearch.plan --config llama --topology h100:8x4 --mesh fsdp=32
+  python -m xfresearch.plan --config llama --mesh fsdp=16,tensor=4
 
 --mesh without --topology checks shapes and shardings for TPUs, and compiles nothing.
 docs/plan.md explains each figure."""

@@ -15,10 +15,10 @@ from xfresearch.runtime.errors import UserError
 
 EPILOG = """\
 examples:
-  python -m xfresearch.study --config configs/studies/w_o.py:tiny --workdir studies/try
-  python -m xfresearch.study --config configs/studies/w_o.py --workdir studies/w_o --plan
-  python -m xfresearch.study --config configs/studies/w_o.py --workdir gs://bucket/w_o --job auto
-  python -m xfresearch.study --config configs/studies/w_o.py --workdir studies/w_o --tracker wandb
+  python -m xfresearch.study --config studies/w_o:tiny --workdir studies/try
+  python -m xfresearch.study --config studies/w_o --workdir studies/w_o --plan
+  python -m xfresearch.study --config studies/w_o --workdir gs://bucket/w_o --job auto
+  python -m xfresearch.study --config studies/w_o --workdir studies/w_o --tracker wandb
   python -m xfresearch.study --runs runs/a runs/b --workdir studies/a_and_b
 
 The same command again goes on where it stopped; when all runs have ended, it writes the report. Started several times, it
@@ -163,7 +163,7 @@ def _compare(options, flags: list[str]) -> None:
 def parser() -> command.Parser:
     """The flags of the command."""
     made = command.Parser(prog="python -m xfresearch.study", description=__doc__, epilog=EPILOG)
-    made.add_argument("--config", metavar="FILE[:arg]", default="", help="config file of the study (configs/studies/)")
+    made.add_argument("--config", metavar="FILE[:arg]", default="", help="the study: a name such as studies/w_o, or a file")
     runs = "report on these runs instead; the first is what the others are compared with"
     made.add_argument("--runs", nargs="+", default=(), metavar="RUN", help=runs)
     made.add_argument("--workdir", metavar="DIR", required=True, help="directory of the study, local or gs://")

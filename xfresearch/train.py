@@ -27,9 +27,9 @@ if TYPE_CHECKING:  # --help must not wait for them
 
 EPILOG = """\
 examples:
-  python -m xfresearch.train --config configs/quickstart.py --workdir runs/quickstart
-  python -m xfresearch.train --config configs/all_attention.py:tiny --workdir runs/a --config.steps=100
-  python -m xfresearch.train --config configs/quickstart.py:tiny --start runs/a/checkpoints/100 --workdir runs/b
+  python -m xfresearch.train --config quickstart --workdir runs/quickstart
+  python -m xfresearch.train --config all_attention:tiny --workdir runs/a --config.steps=100
+  python -m xfresearch.train --config quickstart:tiny --start runs/a/checkpoints/100 --workdir runs/b
 
 The same command again resumes from the newest checkpoint, bit for bit as if the run had never stopped.
 

@@ -1,7 +1,7 @@
 """Tokens per second of decoding, side by side, after prompts of random tokens: greedy, or with --sample as `generate` does.
 
     python -m xfresearch.bench decode runs/a runs/b
-    python -m xfresearch.bench decode --config configs/gpt2.py --config.model.dtype=float32 --against transformers
+    python -m xfresearch.bench decode --config gpt2 --config.model.dtype=float32 --against transformers
     python -m xfresearch.bench decode runs/a --against ../checkout-of-before --batch 16
 
 Every round decodes once with each row, the pass over the prompts included. Columns: tokens per second of the median round;

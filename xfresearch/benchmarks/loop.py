@@ -1,6 +1,6 @@
 """The training loop beside bare updates in a row: what reading and placing batches, dispatching, metrics and progress add.
 
-    python -m xfresearch.bench loop --config configs/gpt2.py:3m --config.batch_size=4 --updates 60
+    python -m xfresearch.bench loop --config gpt2:3m --config.batch_size=4 --updates 60
 
 Evaluation, checkpoints and logging are off. The text is Python's own source as bytes, whatever the config says, so that
 nothing is downloaded. A round is a run in a new directory and as many bare updates of one batch, which are dispatched in a

@@ -1,8 +1,8 @@
 """Updates of training runs on random tokens, side by side: no data are read.
 
-    python -m xfresearch.bench update --config configs/gpt2.py:3m --config configs/moe.py:3m --config.batch_size=4
-    python -m xfresearch.bench update --config configs/llama.py:3m --against torch,torch_compile
-    python -m xfresearch.bench update --config configs/gpt2.py:3m --against ../checkout-of-before
+    python -m xfresearch.bench update --config gpt2:3m --config moe:3m --config.batch_size=4
+    python -m xfresearch.bench update --config llama:3m --against torch,torch_compile
+    python -m xfresearch.bench update --config gpt2:3m --against ../checkout-of-before
 
 Every round runs one update of each row. Columns: the median of a row's rounds with its quartiles; tokens per second at the
 median; MFU, the matrix products of training (three times those of a forward pass, with all pairs of causal attention) per

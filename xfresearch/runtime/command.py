@@ -81,7 +81,8 @@ def _run(main, arguments: list[str]) -> None:
 def _fail(error: Exception) -> None:
     """Prints one line for `error` and ends the process. Raises the error if it is a bug in a single process."""
     if isinstance(error, ImportError) and "gcsfs" in str(error):  # which fsspec imports at the first address in a bucket
-        error = UserError("an address gs://... needs gcsfs: pip install gcsfs, or all of requirements-cloud.txt")
+        install = "pip install 'xfresearch[cloud]', or in a checkout -r requirements-cloud.txt"
+        error = UserError(f"an address gs://... needs gcsfs, which is not installed: {install}")
     code = exit_code(error)
     if code == BUG and not distributed.is_active():
         sys.excepthook = _print_trace

@@ -67,8 +67,8 @@ def sweep(
     """Trains a config with every point of `grid` and every seed, and returns a row for each run that has ended.
 
     config: as for `xf.train`. grid: {dotted key: values}, of which every combination is a point, or a list of points,
-    {dotted key: value} each. seeds: their number, from 0 on, or a list. workdir: directory of the sweep; a run is in
-    workdir/POINT/seed-S. callbacks: see every run.
+    {dotted key: value} each; [{}] is the config as it is. seeds: their number, from 0 on, or a list. workdir: directory of
+    the sweep; a run is in workdir/POINT/seed-S. callbacks: see every run.
 
     A row has the overrides, the seed, the held-out `loss` (and `bits_per_byte` or `accuracy`), `step`, `seconds`,
     `parameters`, `workdir`, and the reason under `diverged` if the run failed. Ctrl-C saves the run that trains, and returns
@@ -123,6 +123,8 @@ def _points(grid: Grid) -> Iterator[Mapping[str, object]]:
     if not isinstance(grid, Mapping):
         yield from grid
         return
+    if not grid:
+        raise UserError("grid={} is not allowed: it must have a key and its values; [{}] trains the config as it is")
     for key, values in grid.items():
         if isinstance(values, str) or not isinstance(values, Sequence):
             raise UserError(f"grid: {key}={values!r} is not allowed: it must be a list of values")
