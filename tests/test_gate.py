@@ -204,7 +204,7 @@ ALLOWED = {
     "data/arrow_columns.py": (OPENED, "OSFile ParquetFile"),
     "data/builders.py": (CACHE, "ArrayRecordWriter"),
     "data/corpora.py": (f"{CACHE}; a TFDS folder that the user named", "builder builder_from_directory"),
-    "data/corpus_files.py": ("names of a corpus that the user named", "glob rglob"),
+    "data/corpus_files.py": ("names in a corpus that the user named", "glob iterdir"),
     "data/download.py": ("a download whose checksum is known", "ZipFile open"),
     "data/facts.py": ("the package's own words", "read_text"),
     "data/packed.py": (f"{CACHE}; {OPENED}", "fromfile memmap open"),

@@ -29,6 +29,9 @@ class DataConfig:
         "directory of prepared data; '' for $XFRESEARCH_CACHE if set, otherwise ~/.cache/xfresearch",
         decides="machine",
     )
+    links: Literal["inside", "anywhere"] = option(
+        "inside", "links in a directory of a corpus that are followed: those that stay inside it, or any", decides="machine"
+    )
     workers: int = option(0, "tokenisation threads; 0 for one per core", low=0, decides="machine")
     prefetch: int = option(4, "batches that are prepared in advance", low=1, decides="machine")
 

@@ -20,7 +20,7 @@ from xfresearch.data.corpus_files import names_files
 from xfresearch.data.facts import FactSentences
 from xfresearch.data.pairs import TASKS, PairFiles, PairTask, open_pairs
 from xfresearch.runtime.errors import UserError, nearest
-from xfresearch.runtime.files import inside, names_in
+from xfresearch.runtime.files import check_tree, inside, names_in
 
 BUILT_IN = ("python_stdlib", "text_files", "facts", "wikitext2", "enwik8", "text8")
 _FORMAT = 1
@@ -61,13 +61,15 @@ def open_corpus(corpus: str, data: DataConfig) -> "Corpus":
     if name == "text_files":
         if not path:
             raise UserError("corpus 'text_files' needs a path: text_files:PATH, a file, directory or glob")
-        return BuiltInCorpus(name, text_sources.TextFiles(path, data.text_field), data)
+        return BuiltInCorpus(name, text_sources.TextFiles(path, data.text_field, data.links), data)
     if name == "facts":
         return BuiltInCorpus(name, FactSentences(path), data)
     if name == "wikitext2":
         return BuiltInCorpus(name, text_sources.Wikitext2(path or data.manual_dir, root), data)
     if name in ("enwik8", "text8"):
         return BuiltInCorpus(name, text_sources.HutterPrize(name, path or data.manual_dir, root), data)
+    if path and data.links == "inside":
+        check_tree(Path(path).expanduser())
     return TfdsCorpus(corpus, name, path, data.text_field, root / "tfds")
 
 

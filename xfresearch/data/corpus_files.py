@@ -1,13 +1,16 @@
 """Finds the files of a corpus and reads their documents. Raises UserError with the file and line of a problem."""
 
+import glob
+import os
 from collections.abc import Iterator
 from functools import partial
-from itertools import chain
+from itertools import chain, takewhile
 from pathlib import Path
 
 from xfresearch.data.rows import LONGEST, READERS, check_utf8, text_of, utf8
 from xfresearch.runtime.compression import SUFFIXES
 from xfresearch.runtime.errors import UserError
+from xfresearch.runtime.files import inside, require_no_dangling_link
 from xfresearch.runtime.formats import BROKEN, PROSE, WHAT, FileFormat, refused, sniff, suffix_of
 
 # The files that a directory is searched for. A .json file counts if it has rows; others describe a data set or a program.
@@ -24,19 +27,20 @@ def names_files(path: str) -> bool:
     return bool(path) and (base.exists() or bool(_glob(base)))
 
 
-def find_files(path: str, corpus: str) -> list[Path]:
-    """The files of a path, which is a file, a directory (searched recursively) or a glob; sorted.
+def find_files(path: str, corpus: str, links: str = "inside") -> list[Path]:
+    """The files of a path, which is a file, a directory (searched recursively) or a glob; sorted. `links` is data.links.
 
-    Raises UserError if there are none.
+    Raises UserError if there are none, and for a link that leads out of the directory, but with links='anywhere'.
     """
     base = Path(path).expanduser()
-    if base.is_file():
-        return [base]
     if base.is_dir():
-        found = [p for p in base.rglob("*") if p.is_file() and not _is_hidden(p, base) and _is_text(p)]
+        found = [file for file in _below(base, links) if _is_text(file)]
         wanted = f"files named *{', *'.join(ROW_SUFFIXES + TEXT_SUFFIXES)} (also with {', '.join(SUFFIXES)})"
+    elif base.exists():
+        return [base]
     else:
-        found = [file for file in _glob(base) if file.is_file()]
+        fixed = Path(*takewhile(lambda part: not glob.has_magic(part), base.parts))
+        found = [_followed(fixed, file, links) for file in _glob(base) if not file.is_dir()]
         wanted = "an existing file, directory or glob"
     if not found:
         raise UserError(f"corpus {corpus!r}: no file matches {path!r}; it must be {wanted}")
@@ -44,20 +48,43 @@ def find_files(path: str, corpus: str) -> list[Path]:
 
 
 def _glob(pattern: Path) -> list[Path]:
-    import glob
-
     return [Path(path) for path in glob.glob(str(pattern), recursive=True)]
 
 
+def _below(base: Path, links: str) -> Iterator[Path]:
+    """What has the name of a text or of rows in a directory and in those below it, but for hidden ones. A directory that
+    links lead to is searched once, and not as a link if it is below `base`."""
+    top = Path(os.path.realpath(base))
+    waiting, known = [base], {top}
+    while waiting:
+        for path in waiting.pop().iterdir():
+            if path.name.startswith(".") or path.name == "__pycache__":
+                continue
+            if not path.is_dir():
+                if suffix_of(path) in (*ROW_SUFFIXES, *TEXT_SUFFIXES):
+                    yield _followed(base, path, links) if path.is_symlink() else path
+            elif not path.is_symlink():
+                waiting.append(path)
+            else:
+                target = Path(os.path.realpath(_followed(base, path, links)))
+                if target not in known and not target.is_relative_to(top):
+                    known.add(target)
+                    waiting.append(path)
+
+
+def _followed(base: Path, path: Path, links: str) -> Path:
+    """`path`, after a check that no link on the way from `base` leads out of it, unless the user follows such links."""
+    if links == "inside":
+        try:
+            inside(base, path.relative_to(base))
+        except UserError as error:
+            raise UserError(f"{error}, or give --config.data.links=anywhere") from None
+    require_no_dangling_link(path)
+    return path
+
+
 def _is_text(path: Path) -> bool:
-    suffix = suffix_of(path)
-    if suffix == ".json":
-        return sniff(path).kind in (*READERS, *BROKEN)
-    return suffix in TEXT_SUFFIXES or suffix in ROW_SUFFIXES
-
-
-def _is_hidden(path: Path, base: Path) -> bool:
-    return any(part.startswith(".") or part == "__pycache__" for part in path.relative_to(base).parts)
+    return suffix_of(path) != ".json" or sniff(path).kind in (*READERS, *BROKEN)
 
 
 def read_documents(path: Path, field: str) -> Iterator[bytes]:

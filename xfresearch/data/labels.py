@@ -32,7 +32,7 @@ DATA_SETS: dict[str, type[Labelled]] = {
     "capo": Capo,
 }
 # Fields of DataConfig that apply to text only.
-TEXT_OPTIONS = ("weights", "text_field", "tokenizer", "packing", "manual_dir", "workers")
+TEXT_OPTIONS = ("weights", "text_field", "tokenizer", "packing", "manual_dir", "links", "workers")
 
 
 def has_labels(corpus: str) -> bool:

@@ -91,8 +91,8 @@ class TextFiles:
     splits = SPLITS
     one_stream = False
 
-    def __init__(self, path: str, field: str):
-        self.files = find_files(path, f"text_files:{path}")
+    def __init__(self, path: str, field: str, links: str = "inside"):
+        self.files = find_files(path, f"text_files:{path}", links)
         self.field = field
 
     def identity(self) -> dict:

@@ -91,10 +91,10 @@ def inside(root: str | os.PathLike[str], *names: str | os.PathLike[str]) -> "epa
     return path
 
 
-def _blobs(snapshot: Path) -> list[Path]:
-    """Where the links of a snapshot in the Hub's cache lead; [] for any other directory."""
-    of_model = snapshot.parent.parent
-    return [of_model / "blobs"] if snapshot.parent.name == "snapshots" and of_model.name.startswith(_HUB) else []
+def _blobs(folder: Path) -> list[Path]:
+    """Where links lead in a snapshot of the Hub's cache, or in a directory below it; [] for any other directory."""
+    named = (each for each in (folder, *folder.parents) if each.name == "snapshots")
+    return [each.parent / "blobs" for each in named if each.parent.name.startswith(_HUB)]
 
 
 def check_tree(root, *names) -> None:

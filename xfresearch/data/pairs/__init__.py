@@ -22,4 +22,4 @@ def open_pairs(corpus: str, data: DataConfig) -> PairFiles | PairTask:
     if name in TASKS:
         return from_dict(TASKS[name], options_of(corpus), f"config.data.corpus: {name}")
     path = corpus.removeprefix("text_files:")
-    return PairFiles(path, data.objective.source_field, data.objective.target_field, tuple(TASKS))
+    return PairFiles(path, data.objective.source_field, data.objective.target_field, tuple(TASKS), data.links)

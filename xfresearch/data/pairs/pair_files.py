@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 
-from xfresearch.data.corpus_files import READER, find_files
+from xfresearch.data.corpus_files import READER, find_files, names_files
 from xfresearch.data.rows import READERS, text_of
 from xfresearch.data.text_sources import SPLITS, split_of
 from xfresearch.runtime.errors import UserError, nearest
@@ -21,10 +21,12 @@ class PairFiles:
     """Pairs of local files. Files that are named train, dev (or valid, validation) and test are these splits, if there is a
     train and a validation file. Otherwise the hash of a source decides its pair's split, so equal sources share a split."""
 
-    def __init__(self, path: str, source: str, target: str, tasks: tuple[str, ...] = ()):
+    def __init__(self, path: str, source: str, target: str, tasks: tuple[str, ...] = (), links: str = "inside"):
         try:
-            self.files = find_files(path, path)
+            self.files = find_files(path, path, links)
         except UserError as error:
+            if names_files(path):
+                raise
             raise UserError(f"{error}, or a task: {', '.join(tasks)}{nearest(path, tasks)}") from None
         self.fields = source, target
         named = {file: NAMES.get(_word(file)) for file in self.files}
