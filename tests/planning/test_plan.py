@@ -12,6 +12,7 @@ from xfresearch.planning import compiling, device_memory, formula, plans, report
 from xfresearch.run.closed_form import costs
 from xfresearch.run.config_files import parse
 from xfresearch.runtime.errors import UserError
+from xfresearch.sharding import capacity
 
 LAYERS = ("scan", "unroll")
 SPLASH = "--config.training.attention_kernel=splash"
@@ -241,7 +242,7 @@ def test_the_formula_has_the_collectives_of_each_axis():
     assert by_axes["all-reduce", ("tensor",)].payload == stream
     assert by_axes["all-gather", ("context",)].payload == rows * 64 * 2 * 2 * 8 * 4 / 2  # 2 key heads of size 8
     assert len(by_axes["all-gather", ("fsdp",)].group) == 2
-    whole = sum(plans.device_memory.state_bytes(result.state).values())
+    whole = sum(capacity.state_bytes(result.state).values())
     assert result.memory["parameters"] + result.memory["optimizer"] == whole
 
 

@@ -59,7 +59,7 @@ class Panel:
 
     def __call__(self, params: dict) -> dict[str, list[float]]:
         """{figure: a number for each layer}, NaN for a layer without it. Every process must call this."""
-        figures = jax.device_get(self._measure(params, *self._rows))
+        figures = jax.device_get(jax.block_until_ready(self._measure(params, *self._rows)))
         of_all = {name: value_N.tolist() for name, value_N in figures.pop("depth").items()}
         for part, of_stacks in figures.items():
             stack = self._model.encoder if part == ENCODER else self._model

@@ -61,7 +61,7 @@ def measure(
     parts: dict[str, dict[str, list[Any]]] = {}
     with stage(title or "measuring", len(rows), "rows") as progress:
         for some, real in batches(rows, batch) if names else ():
-            captures = _measure(lm.config, names, summary, sublayers[0].prefix, lm.params, some)
+            captures = jax.block_until_ready(_measure(lm.config, names, summary, sublayers[0].prefix, lm.params, some))
             for each in sublayers:
                 for name, value in captures.get(each.stack, {}).get(each.name, {}).items():
                     parts.setdefault(name, {}).setdefault(each.path, []).append(np.asarray(value[each.layer.index])[:real])

@@ -101,6 +101,7 @@ def sums_of_batches(evaluator: Callable, params: dict, batches: Iterable[dict], 
 
 def on_host(sums: dict) -> dict:
     """The arrays `sums` as NumPy arrays; every process gets all of them."""
+    jax.block_until_ready(sums)  # it raises the error of an allocation that has failed (sharding/capacity.py)
     if all(x.is_fully_addressable for x in sums.values()):
         return jax.device_get(sums)
     from jax.experimental.multihost_utils import process_allgather

@@ -33,6 +33,7 @@ from xfresearch.runtime.errors import UserError, nearest
 from xfresearch.runtime.files import files_in
 from xfresearch.runtime.terminal import bar as progress_bar
 from xfresearch.runtime.trees import path_name
+from xfresearch.sharding.capacity import require_room_for
 
 ALIGNMENT = 64  # bytes; JAX on CPU uses NumPy memory without a copy if it is aligned to this
 
@@ -140,6 +141,7 @@ def read_params(folder: Path, header: Header, abstract: dict, allow_nonfinite: b
     stored = with_originals(stored, copies)
     check(folder, family, leaves.keys(), expected, copies, stored)
     say_left_out(folder, family, stored)
+    require_room_for(abstract, folder)
     shards = {path: Shards(leaf) for path, leaf in leaves.items()}
     total = sum(stored[name].bytes for name in expected)
     with progress_bar(desc="import", total=total, unit="B", unit_scale=True, disable=None, leave=False) as bar:

@@ -35,6 +35,7 @@ from xfresearch.runtime.files import inside, read_bytes
 from xfresearch.runtime.formats import refused, sniff
 from xfresearch.runtime.opening import open_to_read
 from xfresearch.runtime.trees import path_name
+from xfresearch.sharding.capacity import require_room_for
 
 MAGIC = b"24ka"
 HEADER = ("dim", "hidden_dim", "n_layers", "n_heads", "n_kv_heads", "vocab_size", "seq_len")
@@ -158,6 +159,7 @@ def _shapes(path: Path, **h: int) -> dict[str, tuple[int, ...]]:
 
 def read_params(path: Path, layout: Layout, abstract: dict) -> dict:
     """The parameters, copied one by one from the file to their devices, with the shardings of `abstract`."""
+    require_room_for(abstract, path)
     ends = np.cumsum([math.prod(shape) for shape in layout.shapes.values()])
     with open_to_read(path) as file:
         parts = np.split(np.memmap(file, "<f4", "r", layout.start), ends[:-1])

@@ -26,6 +26,7 @@ from xfresearch.runtime import distributed
 from xfresearch.runtime.errors import UserError
 from xfresearch.runtime.files import exists, inside, require_no_dangling_link
 from xfresearch.runtime.formats import refused, sniff
+from xfresearch.sharding.capacity import require_room_for
 
 LOADED = (
     "it must be a run's directory (with config.json and checkpoints/), one of its checkpoints (runs/a/checkpoints/500), "
@@ -134,6 +135,7 @@ def run_config(path: str | PathLike[str]) -> Config:
 def _restore(workdir: epath.Path, step: int | None, abstract: Params) -> tuple[int, Params]:
     """The requested step, or the newest good one, and its parameters with the shardings of `abstract`."""
     _require_step(workdir, step)
+    require_room_for(abstract, workdir)
     if step is not None:
         try:
             return step, store.restore_params(workdir, step, abstract, named=True)

@@ -60,7 +60,7 @@ def search(
     for left in reversed(range(max_new_tokens - len(first))):
         scores_B = np.concatenate([each.scores_K for each in searches])
         if left or last is None:
-            found = jax.device_get(_candidates(K, len(stops), count, state["logits"], scores_B))
+            found = jax.device_get(jax.block_until_ready(_candidates(K, len(stops), count, state["logits"], scores_B)))
         else:  # its probability is 1
             found = scores_B.reshape(-1, K), np.tile(np.arange(K), (len(prompts), 1)), np.full((len(prompts), K), last)
         if np.isnan(found[0]).any():

@@ -74,7 +74,7 @@ def generate(
     while max_new_tokens > 0 and not all(ended):
         count = min(CHUNK, max_new_tokens)
         state, tokens_BC = decode_chunk(settings, params, state, count, taps)
-        rows = np.asarray(tokens_BC).tolist()
+        rows = np.asarray(jax.block_until_ready(tokens_BC)).tolist()
         chunk = [[] if end else row[:count] for end, row in zip(ended, rows, strict=True)]
         texts = [list(takewhile(lambda token: token not in stops, row)) for row in chunk]
         ended = [end or len(text) < count for end, text in zip(ended, texts, strict=True)]

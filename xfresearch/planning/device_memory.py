@@ -1,4 +1,4 @@
-"""Memory per device: the bytes of the state, from its shardings, and the bytes that the compiled program adds."""
+"""Memory per device: the largest arrays of the state, and the bytes that the compiled program adds."""
 
 import re
 
@@ -9,23 +9,12 @@ from xfresearch.models.model_config import ModelConfig
 from xfresearch.planning.chips import GIB
 from xfresearch.planning.hlo import Computation, Program
 from xfresearch.runtime.trees import path_name
+from xfresearch.sharding.capacity import shard_bytes
 from xfresearch.sharding.letters import row_parts
 
 SAME_VALUES = {"reshape", "sharding_constraint", "squeeze", "transpose", "copy", "name"}  # outputs hold the same values
 WEIGHTS = "weights"  # the name of kept arrays that are a layer's weights in the dtype of the computation
 FILLS = {"parameter", "constant", "broadcast", "bitcast"}  # a fusion of only these fills an array with one number
-
-
-def shard_bytes(leaf) -> int:
-    """Bytes of one device's shard of an abstract array that has a sharding."""
-    shape = leaf.sharding.shard_shape(leaf.shape)
-    return jax.ShapeDtypeStruct(shape, leaf.dtype).size * leaf.dtype.itemsize
-
-
-def state_bytes(state) -> dict[str, int]:
-    """Bytes per device of the parameters and of the optimizer's state, which includes averaged parameters."""
-    parts = {name: sum(map(shard_bytes, jax.tree.leaves(tree))) for name, tree in state.items()}
-    return {"parameters": parts.pop("params"), "optimizer": sum(parts.values())}
 
 
 def largest_of_state(state, count: int) -> list[tuple[str, str, int]]:

@@ -34,6 +34,7 @@ from xfresearch.planning import compiling, device_memory, liveness
 from xfresearch.planning.collectives import Collective
 from xfresearch.planning.work import Work
 from xfresearch.run.config import Config
+from xfresearch.sharding.capacity import shard_bytes, state_bytes
 from xfresearch.sharding.letters import BATCH, row_parts
 
 TOKEN_AXES = (*BATCH, "context")  # the mesh axes that shard tokens
@@ -203,7 +204,7 @@ def _weights(config: Config, sizes: dict, params) -> list[_Weight]:
             spec = [(name,) if isinstance(name, str) else name or () for name in leaf.sharding.spec]
             axes = {axis for names in spec for axis in names if sizes[axis] > 1}
             whole = leaf.size * width / np.prod([sizes[axis] for axis in axes - {"fsdp"}], initial=1)
-            weights.append(_Weight(float(whole), device_memory.shard_bytes(leaf), axes, trained))
+            weights.append(_Weight(float(whole), shard_bytes(leaf), axes, trained))
     return weights
 
 
@@ -280,7 +281,7 @@ def _works(config: Config, sizes: dict, state, weights: list, flops: tuple, kept
     moved = microbatches * sum(w.gathered * (2 + w.trained + recompute) for w in weights)
     moved += 2 * microbatches * (_sum(everything) * (1 + recompute) + (_sum(kept) if recompute else 0))
     trained = sum(w.shard for w in weights if w.trained)
-    update = 2 * (device_memory.state_bytes(state)["optimizer"] + trained) + 2 * trained
+    update = 2 * (state_bytes(state)["optimizer"] + trained) + 2 * trained
     shards = sizes["fsdp"] * sizes["expert"] * sizes["tensor"]  # replicas all compute the same update
     return [
         Work("passes", "forward and backward", 1, flops[0] / devices, moved),
@@ -291,7 +292,7 @@ def _works(config: Config, sizes: dict, state, weights: list, flops: tuple, kept
 def _alone(state, kept: list, shares: _Shares) -> dict[str, float]:
     """Bytes on one device. Gradients are part of `temporary`: they take the place of activations."""
     held = shares.held()
-    return device_memory.state_bytes(state) | {"activations": min(_sum(kept), held), "temporary": max(held - _sum(kept), 0)}
+    return state_bytes(state) | {"activations": min(_sum(kept), held), "temporary": max(held - _sum(kept), 0)}
 
 
 def _memory(config: Config, sizes: dict, state, weights: list, kept: list, everything: list) -> dict[str, float]:
@@ -300,7 +301,7 @@ def _memory(config: Config, sizes: dict, state, weights: list, kept: list, every
     logits = 3 * 4 * rows * config.model.vocab_size / sizes["tensor"]
     table = config.model.vocab_size * config.model.width * 4 / sizes["tensor"]
     one = _sum(everything) / repeats if config.training.remat != "none" else 0
-    return device_memory.state_bytes(state) | {
+    return state_bytes(state) | {
         "gradients": sum(w.shard for w in weights if w.trained),
         "activations": _sum(kept),
         "temporary": 2 * sum(w.gathered for w in weights) / repeats + table + logits + one,

@@ -14,7 +14,9 @@ from xfresearch.planning.topologies import Topology, gpus, tpu_devices
 from xfresearch.planning.work import unknown_kernels, work
 from xfresearch.run.config import Config
 from xfresearch.runtime.errors import UserError, require
+from xfresearch.sharding.capacity import state_bytes
 from xfresearch.sharding.letters import row_parts
+from xfresearch.training.fitting import advice
 
 LARGEST = 6  # number of arrays listed if a plan does not fit
 
@@ -96,7 +98,7 @@ def describe(topology: Topology, dtype: str) -> dict:
 
 
 def _memory(config: Config, topology: Topology, mesh: dict, state, compiled: compiling.Compiled) -> dict:
-    parts: dict[str, float] = {**device_memory.state_bytes(state)}
+    parts: dict[str, float] = {**state_bytes(state)}
     kept = device_memory.kept_activations(compiled.program)
     activations = min(sum(size for _, _, size in kept), compiled.temporary)
     parts["batch and padding"] = max(compiled.arguments - sum(parts.values()), 0)
@@ -113,7 +115,7 @@ def _memory(config: Config, topology: Topology, mesh: dict, state, compiled: com
 
 
 def _memory_of_failed(config: Config, mesh: dict, state, traced, failed: compiling.OutOfMemory) -> dict:
-    parts = device_memory.state_bytes(state)
+    parts = state_bytes(state)
     kept = device_memory.kept_in_trace(traced.jaxpr.jaxpr, device_memory.repeats_of_stacks(config.model), mesh)
     return {
         "fits": False,
@@ -127,31 +129,6 @@ def _memory_of_failed(config: Config, mesh: dict, state, traced, failed: compili
         },
         "advice": advice(config, mesh, parts, failed.available),
     }
-
-
-def advice(config: Config, mesh: dict[str, int], parts: dict, available: float) -> list[str]:
-    """Changes to try if a plan does not fit, the cheapest first."""
-    state = parts["parameters"] + parts["optimizer"]
-    rows = config.batch_size // (row_parts(mesh) * config.training.accumulate)
-    lines = []
-    if state > 0.4 * available and mesh["data"] > 1:
-        lines.append(
-            f"config.mesh.fsdp={mesh['data'] * mesh['fsdp']} instead of data: shards the state over more devices"
-        )
-    elif state > 0.4 * available:
-        lines.append("more devices, or config.mesh.tensor: parameters and optimizer state alone take much memory")
-    if config.training.remat != "full":
-        lines.append("config.training.remat=full: recomputes activations in the backward pass")
-    if rows > 1:
-        lines.append(
-            f"config.training.accumulate={rows * config.training.accumulate}: 1 sequence per device at once, not {rows}"
-        )
-        lines.append(f"config.batch_size={config.batch_size // 2}")
-    elif mesh["context"] == 1 and config.sequence_length >= 4096:
-        lines.append("config.mesh.context=2: a device stores half of each sequence")
-    if config.model.dtype == "float32":
-        lines.append("config.model.dtype=bfloat16: halves the activations")
-    return lines or ["more devices"]
 
 
 def _flops(config: Config, works, topology: Topology) -> dict:
@@ -281,7 +258,7 @@ def check(config: Config) -> dict:
     state, traced = compiling.trace(config, abstract_mesh(sizes, device))
     traced.lower(lowering_platforms=("tpu",))
     kept = device_memory.kept_in_trace(traced.jaxpr.jaxpr, device_memory.repeats_of_stacks(config.model), sizes)
-    parts: dict[str, float] = {**device_memory.state_bytes(state)}
+    parts: dict[str, float] = {**state_bytes(state)}
     if kept:  # empty with unrolled layers, which have no scan to read the activations from
         parts["kept for the backward pass"] = sum(size for _, _, size in kept)
     largest = device_memory.largest_of_state(state, LARGEST)

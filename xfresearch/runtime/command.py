@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from xfresearch.runtime import distributed, memory, xla_flags
-from xfresearch.runtime.errors import BUG, MISTAKE, Stopped, UserError, exit_code
+from xfresearch.runtime.errors import BUG, MISTAKE, Stopped, UserError, exit_code, out_of_memory
 from xfresearch.runtime.files import check_output
 from xfresearch.runtime.hardware import start_without_tpu
 from xfresearch.runtime.terminal import filtered, one_line
@@ -21,6 +21,7 @@ CONFIG_HELP = (
     "the config: a name that python -m xfresearch.configs lists, or the path of a file; --config.key=value overrides a "
     "key of it, e.g. --config.model.width=128 (docs/configuration.md lists them)"
 )
+NEEDS_LESS = "a smaller model, batch or sequence, or a machine with more memory"
 
 
 class Parser(argparse.ArgumentParser):
@@ -83,6 +84,8 @@ def _fail(error: Exception) -> None:
     if isinstance(error, ImportError) and "gcsfs" in str(error):  # which fsspec imports at the first address in a bucket
         install = "pip install 'xfresearch[cloud]', or in a checkout -r requirements-cloud.txt"
         error = UserError(f"an address gs://... needs gcsfs, which is not installed: {install}")
+    if not isinstance(error, UserError) and (reason := out_of_memory(error)):
+        error = UserError(f"this needs more memory than there is ({reason}): {NEEDS_LESS}")
     code = exit_code(error)
     if code == BUG and not distributed.is_active():
         sys.excepthook = _print_trace

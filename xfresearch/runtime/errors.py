@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 from collections.abc import Iterable, Iterator
 
 BUG = 1
@@ -56,7 +57,7 @@ def exit_code(error: BaseException) -> int:
     errors = disk_errors(error)
     if errors:
         return TRANSIENT if errors & _TRANSIENT_ERRORS else MISTAKE
-    if isinstance(error, UserError):
+    if isinstance(error, UserError) or out_of_memory(error):
         return MISTAKE
     return error.exit_code if isinstance(error, Stopped) else BUG
 
@@ -78,6 +79,16 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
     while cause is not None:
         yield cause
         cause = cause.__cause__ or cause.__context__
+
+
+def out_of_memory(error: BaseException) -> str:
+    """What Python, NumPy or XLA says of an allocation that failed and led to `error`, on one line; '' for another error."""
+    for cause in _causes(error):
+        text = (str(cause).strip().splitlines() or [""])[0]
+        of_xla = type(cause).__name__ == "JaxRuntimeError" and re.search("RESOURCE_EXHAUSTED|out.of.memory", text, re.I)
+        if isinstance(cause, MemoryError) or of_xla:
+            return shortened(text or type(cause).__name__, 200)
+    return ""
 
 
 def nearest(word: str, allowed: Iterable[str]) -> str:

@@ -25,7 +25,12 @@ def memory(mesh=None) -> int:
     several processes, whose numbers may differ while all need the same one."""
     device = _device(mesh)
     known = device.platform == "gpu" and isinstance(device, jax.Device) and jax.process_count() == 1
-    return (device.memory_stats() or {}).get("bytes_limit", 0) if known else 0
+    return memory_of(device) if known else 0
+
+
+def memory_of(device: jax.Device) -> int:
+    """The bytes that JAX may use of an accelerator of this process; 0 if it does not tell."""
+    return (device.memory_stats() or {}).get("bytes_limit", 0)
 
 
 def _device(mesh):

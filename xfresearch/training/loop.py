@@ -8,8 +8,7 @@
         evaluate and save if they are due                  # after a notice to stop: save, and leave evaluation to a resume
                                                            # a state that is not good ends the run, and is not saved
 
-The batch and all random numbers of a step are functions of (seed, step) alone. So a resumed run continues bit for bit
-as if it had never stopped.
+The batch and all random numbers of a step are functions of (seed, step) alone: a resumed run continues bit for bit.
 """
 
 import math
@@ -43,12 +42,12 @@ from xfresearch.training.beginning import begin
 from xfresearch.training.callbacks import Callback, Callbacks, Start
 from xfresearch.training.console import Console
 from xfresearch.training.feed import Feed
+from xfresearch.training.fitting import advising, fitting, fitting_program
 from xfresearch.training.fork import say_changes
 from xfresearch.training.health import Health
 from xfresearch.training.kernel_choices import kernel_choices
 from xfresearch.training.metrics import Clock, MetricsLog, Silent, bits_per_byte, plain
 from xfresearch.training.monitoring import HostTimes, Profile, utilisation_per_rate
-from xfresearch.training.program import shared_program
 from xfresearch.training.schedule import comparable, due, sequences, text
 from xfresearch.training.stopping import Interrupted, PreemptionNotice, StopSignal, until
 from xfresearch.training.workdir import restore_clock, saved_config, write_config, write_lineage
@@ -84,6 +83,7 @@ class Run:
         self.callbacks = Callbacks(callbacks)
         self.mesh = make_mesh(config)
         kernels = kernel_choices(config, self.mesh)
+        self.program = fitting_program(config, self.mesh)
         self.batch_sharding = batch_sharding(self.mesh)
         with self.clock.measure("data"):
             self.batches = Batches(config, tokenizer=tokenizer)
@@ -99,10 +99,9 @@ class Run:
         self.byte_lengths = replicated(self.mesh, tokenizer.byte_lengths) if counts_bytes else None
         self.utilisation_per_rate = utilisation_per_rate(config)
         self.rows = self._local_rows(config.batch_size)
-        self.program = shared_program(config, self.mesh)
         with self.clock.measure("compile"), stage("making the state of the run"):
             self.state, meta, self.lineage, self.emergency = begin(config, self.workdir, self.program)
-        self.start, self.restored = int(self.state["step"]), bool(meta)
+        self.start, self.restored = int(jax.block_until_ready(self.state)["step"]), bool(meta)
         if meta and fork and distributed.first():
             say_changes(saved_config(workdir), config, self.start)
         if meta and not fork:
@@ -182,9 +181,9 @@ class Run:
         return self.state.get("ema", self.state["params"])
 
     def report(self, step: int, metrics: dict, host_times=None) -> None:
-        """Logs the metrics of an update. Raises Diverged if the run fails with it (health.py)."""
+        """Logs the metrics of an update, for which it waits. Raises Diverged if the run fails with it (health.py)."""
         layers = {name: values for name, values in metrics.items() if isinstance(values, dict)}
-        values = {name: float(value) for name, value in metrics.items() if name not in layers}  # waits for the update
+        values = {name: float(value) for name, value in jax.block_until_ready(metrics).items() if name not in layers}
         finite, tokens = bool(values.pop("finite")), int(values.pop("tokens"))
         self.clock.count(tokens)
         if self.bytes_per_token:
@@ -322,12 +321,12 @@ def train(
     """
     clock, outside = clock or Clock(), sys.exception()
     callbacks = default_callbacks(config) if callbacks is None else callbacks
-    with clock.measure("start"):
+    with clock.measure("start"), advising(config):
         run = Run(config, workdir, tokenizer, clock, fork, panel, callbacks, config_files)
         step_function = None
         if run.start < config.steps:
             with clock.measure("compile"), stage("compiling the update"):
-                step_function = alone_at_first(run.program.compiled_update)
+                step_function = alone_at_first(fitting(run.program.compiled_update, config, run.mesh))
         distributed.run_on_first(lambda: run.write_beginning(tokenizer), "writing the config")
     if not step_function and not run.unmeasured:
         run.emergency.clear()
@@ -338,7 +337,8 @@ def train(
     run.clock.begin()
     try:
         run.callbacks.start(Start(config, run.workdir, run.start, run.bytes_per_token))
-        updates(run, step_function, batches, stopping)
+        with advising(config):
+            updates(run, step_function, batches, stopping)
         with run.clock.measure("checkpoint"):
             run.checkpoints.wait()
             run.emergency.clear()

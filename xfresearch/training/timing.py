@@ -57,12 +57,13 @@ class Timer:
         from xfresearch.sharding.mesh import make_mesh
         from xfresearch.sharding.partition import batch_sharding
         from xfresearch.training import loop
+        from xfresearch.training.fitting import fitting_program
         from xfresearch.training.hyperparameters import hyper_of
-        from xfresearch.training.program import shared_program, stacked
+        from xfresearch.training.program import stacked
 
         loop.setup_jax(config)
         mesh, batch = make_mesh(config), random_batch(config)
-        program = shared_program(config, mesh)
+        program = fitting_program(config, mesh)
         if runs == 1:
             self._update, self._state = program.jit_update, program.jit_init(hyper_of(config))
             self._batch = jax.device_put(batch, batch_sharding(mesh))

@@ -19,6 +19,7 @@ from xfresearch.runtime.progress import stage
 from xfresearch.sharding.first_execution import alone_at_first
 from xfresearch.training.callbacks import Callbacks
 from xfresearch.training.feed import Feed
+from xfresearch.training.fitting import fitting
 from xfresearch.training.loop import Result, Run, updates
 from xfresearch.training.metrics import Clock
 from xfresearch.training.program import stacked
@@ -82,7 +83,8 @@ class Together:
     def compiled_update(self) -> Callable:
         batch = self.program.abstract_batch
         shapes = {name: jax.ShapeDtypeStruct((len(self.runs), *each.shape), each.dtype) for name, each in batch.items()}
-        return self.program.mapped_update.lower(self.state, shapes).compile()
+        compiled = self.program.mapped_update.lower(self.state, shapes).compile()
+        return fitting(compiled, self.config, self.runs[0].mesh)
 
     def read(self, step: int) -> dict[str, np.ndarray]:
         """The batches of all runs [runs, B, L]."""
@@ -97,7 +99,7 @@ class Together:
         return metrics
 
     def report(self, step: int, metrics: dict, host_times=None) -> None:
-        fetched = jax.device_get(metrics)
+        fetched = jax.device_get(jax.block_until_ready(metrics))
         for run in self.alive:
             with self._failing(run):
                 run.report(step, _of(self.runs.index(run), fetched))
