@@ -3,7 +3,9 @@
 import asyncio
 import errno
 import gc
+import itertools
 import os
+import time
 
 import jax
 import jax.numpy as jnp
@@ -71,6 +73,17 @@ def test_checkpoints_are_some_seconds_apart(tmp_path, monkeypatch):
     checkpoints.close()
     assert store.steps(tmp_path) == [8, 12, 20, 24, 31]
     assert len(asked) == 13, "the clock of process 0 decides, at even steps but 12 and 24"
+
+
+@pytest.mark.parametrize("jump", [5000.0, -5000.0])
+def test_a_clock_that_is_set_during_a_save_ends_no_wait(tmp_path, monkeypatch, jump):
+    clock, calls = time.time, itertools.count()
+    monkeypatch.setattr(time, "time", lambda: clock() + jump * next(calls))
+    checkpoints = store.Checkpoints(tmp_path, CheckpointConfig())
+    for step in (1, 2):
+        checkpoints.save(step, make_state(), {})
+    checkpoints.close()
+    assert store.steps(tmp_path) == [1, 2]
 
 
 def test_without_seconds_each_checkpoint_is_due_and_no_process_waits(tmp_path, monkeypatch):

@@ -46,6 +46,9 @@ def test_a_request_starts_one_trace(tmp_path, traces, monkeypatch):
     assert steps(profile, 3, 5, traces) == [1, 2, f"{tmp_path}/profile", 3, "results of 3", "end", 4, 5]
     (tmp_path / "profile.request").unlink()
     assert steps(profile, 6, 7, traces)[-4:] == [4, 5, 6, 7]
+    (tmp_path / "profile.request").touch()
+    os.utime(tmp_path / "profile.request", (later - 5000, later - 5000))  # the clock was set back
+    assert steps(profile, 8, 9, traces)[-5:] == [f"{tmp_path}/profile", 8, "results of 8", "end", 9]
 
 
 def test_a_run_that_ends_during_a_trace_closes_it(tmp_path, traces):

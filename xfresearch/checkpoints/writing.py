@@ -1,8 +1,9 @@
-"""Orbax's checkpoint manager with four changes, and a writer of the shards of one process (emergency.py).
+"""Orbax's checkpoint manager with five changes, and a writer of the shards of one process (emergency.py).
 
 The manager leaves notices of preemption to the training loop. It renames the directory of a checkpoint only when all files
 are on the disk. It deletes no checkpoint that a reader has locked. If a write fails, Orbax abandons the other arrays, and
-their errors are not printed (the same holds for the writer of shards).
+their errors are not printed (the same holds for the writer of shards). Orbax waits as long as it should when the system's
+clock is set meanwhile.
 """
 
 import asyncio
@@ -10,9 +11,11 @@ import errno
 import logging
 import os
 import sys
+import time
 from collections.abc import Sequence
 from functools import cache, partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -26,10 +29,13 @@ from xfresearch.runtime.files import in_bucket, sync
 def orbax():
     """The module orbax.checkpoint, which is slow to import."""
     import orbax.checkpoint as ocp
+    from orbax.checkpoint._src.futures import future, signaling_client
 
     logging.getLogger("absl").setLevel(logging.CRITICAL)  # errors are raised too, and reported in one line
     sys.unraisablehook = _without_orbax_noise(sys.unraisablehook)
     logging.getLogger("asyncio").addFilter(_not_of_abandoned_array)
+    for waiting in (future, signaling_client):
+        waiting.time = SimpleNamespace(**vars(time) | {"time": time.monotonic})  # else a clock set forward ends a wait
     return ocp
 
 

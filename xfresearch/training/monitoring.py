@@ -65,8 +65,8 @@ class Profile:
             return False
         self._polled = time.monotonic()
         before, requested = self._handled, self._request_time()
-        self._handled = max(before, requested)  # a request that is removed is none
-        return requested > before
+        self._handled = requested or before  # a request that is removed is none
+        return self._handled != before  # the file may be older than the last request: the clock was set back
 
     def _request_time(self) -> float:
         """Modification time of the request file; 0 if there is none."""
