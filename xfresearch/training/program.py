@@ -137,7 +137,7 @@ class Program:
         return jax.jit(self.update, out_shardings=out, donate_argnums=0)
 
     @cached_property
-    def compiled_update(self) -> Callable:
+    def compiled_update(self) -> jax.stages.Compiled:
         """The update, compiled for the shapes of a run."""
         return self.jit_update.lower(self.abstract_state, self.abstract_batch).compile()
 
