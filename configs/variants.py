@@ -51,6 +51,12 @@ VARIANTS = {
     "hyper_connections": Variant(
         "two residual streams that each sublayer mixes", "Zhu et al. 2024", {"layout": "hyper_connections"}
     ),
+    "attention_residuals": Variant(
+        "each sublayer reads a mixture of all outputs before it", "Kimi Team 2026", {"layout": "attention_residuals"}
+    ),
+    "attention_residuals_blocks": Variant(
+        "the same with the sums of three outputs each", "Kimi Team 2026", {"layout": "attention_residuals_blocks"}
+    ),
     "resi_dual": Variant("post-norm with a second, pre-norm stream", "Xie et al. 2023", {"layout": "resi_dual"}),
     "skipless": Variant(
         "shaped attention without skip, W_V and W_O: SAS, but without the first layer's W_V",

@@ -11,6 +11,7 @@ from tests.reference import model as reference
 from tests.tolerances import TOLERANCE, relative_error
 
 HYPER = in_float64(ALL["layout=hyper_connections"])
+BLOCKS = in_float64(ALL["layout=attention_residuals_blocks"])
 
 
 @pytest.mark.parametrize("sublayer", ["blocks.0.attention", "blocks.1.feed_forward"])
@@ -26,6 +27,25 @@ def test_a_change_of_x_is_shared_equally_by_the_streams(sublayer, x64):
     of_x = final(residual=lambda x_BLD: (1 + factor_D) * x_BLD)  # x is the sum of two streams
     of_streams = final(streams=lambda h_BLXD: h_BLXD + factor_D / 2 * h_BLXD.sum(2, keepdims=True))
     assert relative_error(of_x, of_streams) < TOLERANCE["float64"]
+    assert relative_error(of_x, final()) > 1e-3
+
+
+AT = {"blocks.0.attention": 1, "blocks.1.attention": 1, "blocks.1.feed_forward": 2}
+
+
+@pytest.mark.parametrize(("sublayer", "last"), AT.items())
+def test_a_change_of_x_is_one_of_the_last_source(sublayer, last, x64):
+    """Three outputs make a source: the first and the third sublayer add to source 1, the fourth to source 2."""
+    params, tokens_BL = random_params(BLOCKS), tokens_for(BLOCKS)
+
+    def final(**changes):
+        patches = {f"{sublayer}.{value}": change for value, change in changes.items()}
+        return capture(BLOCKS, params, tokens_BL, ["final"], replace=patches)[0]
+
+    factor_D = np.linspace(0, 1, BLOCKS.width)
+    of_x = final(residual=lambda x_BLD: (1 + factor_D) * x_BLD)
+    of_source = final(sources=lambda v_BLXD: v_BLXD.at[:, :, last].add(factor_D * v_BLXD.sum(2)))
+    assert relative_error(of_x, of_source) < TOLERANCE["float64"]
     assert relative_error(of_x, final()) > 1e-3
 
 

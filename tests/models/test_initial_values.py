@@ -35,6 +35,8 @@ OUTPUTS = {
     "all_attention": 0,
     "macaron": 3,
     "hyper_connections": 2,
+    "attention_residuals": 2,
+    "attention_residuals_blocks": 2,
     "deep_norm": 0,
     "resi_dual": 0,
 }
@@ -184,10 +186,12 @@ INITIAL |= {
     f"block/{sublayer}_{name}": value
     for sublayer in ("attention", "feed_forward")
     for name, value in {
+        **{"mix_query": ZEROS, "mix_gain": ONES},
         **{"mix": np.eye(2), "write": ONES, "read_scale": 0.01, "write_scale": 0.01},
         **dict.fromkeys(("read_kernel", "mix_kernel", "write_kernel"), ZEROS),
     }.items()
 }
+INITIAL |= {"end_mix_query": ZEROS, "end_mix_gain": ONES}
 # Sublayer k of the model reads stream k mod 2: attention the first one, and the feed-forward layer the second.
 INITIAL |= {"block/attention_read": np.array([1.0, 0.0]), "block/feed_forward_read": np.array([0.0, 1.0])}
 INITIAL |= {f"{norm}/gain": norm_gain for norm in NORMS} | {f"{norm}/bias": ZEROS for norm in NORMS}

@@ -75,7 +75,8 @@ def test_every_variant_offers_what_each_sublayer_reads_and_writes(name):
             at = f"blocks.{layer.number}.{branch.name}"
             expected = {"before", "in", "raw", "out", "residual"}
             expected |= {"sum"} if "post" in branch.norms else set()
-            expected |= set(branch.connection.carried(config.width))
+            carried = branch.connection.carried(LAYOUTS[options.layout].at(config.width, config.depth))
+            expected |= {name for name, form in carried.items() if form.tap}
             assert {f"{at}.{value}" for value in expected} <= set(shapes)
             assert shapes[f"{at}.before"].shape == (2, 8, config.width)
             kind = getattr(options, branch.name).kind

@@ -34,6 +34,8 @@ EXPECTED = {
     "all_attention": (1, 1, 1, 0),
     "macaron": (4, 3, 3, 2),
     "hyper_connections": (2, 2, 2, 0),
+    "attention_residuals": (2, 2, 2, 0),
+    "attention_residuals_blocks": (2, 2, 2, 0),
     "deep_norm": (2, 2, 2, 0),
     "resi_dual": (2, 2, 2, 0),
     "cross_pre_norm": (3, 3, 3, 0),

@@ -5,6 +5,7 @@ b[name]: trained gain, N: depth. Each function returns the stream after the bloc
 """
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 
@@ -148,6 +149,32 @@ def _hyper_connections(x, a, f, n, b, N):
     return x
 
 
+# Kimi Team 2026 (arXiv 2603.15031), eqs. 2 to 6: each sublayer attends to the embedding and the sums of S outputs before it.
+
+
+def depth_attention(v, query, gain):
+    """The mixture [L, D] of the sources v, which are [L, D] each."""
+    logits = [(gain * source / np.sqrt((source**2).mean(-1, keepdims=True) + 1e-6)) @ query for source in v]
+    weights = np.exp(np.stack(logits) - np.max(logits, 0))
+    return np.einsum("xl,xld->ld", weights / weights.sum(0), np.stack(v))
+
+
+def _attention_residuals(x, a, f, n, b, N, S=1):
+    v = b["carried"].setdefault("sources", [x])  # the embedding, and the sums
+    outputs = b["carried"].setdefault("outputs", [])
+    for part in (a, f):
+        h = depth_attention(v, b[f"{part.name}_mix_query"], b[f"{part.name}_mix_gain"])
+        v += [np.zeros_like(x)] if len(outputs) % S == 0 else []
+        outputs.append(part(x, n[f"{part.name}_in"](h)))
+        v[-1] = v[-1] + outputs[-1]
+        with at(part.name):
+            unwritten = [np.zeros_like(x)] * (1 + -(-2 * N // S) - len(v))
+            v[:] = np.moveaxis(record("sources", np.stack([*v, *unwritten], 1)), 1, 0)[: len(v)]
+        x = part.end(sum(v))
+        v[-1] = v[-1] + x - sum(v)  # x may have been changed
+    return x
+
+
 LAYOUTS = {
     "pre_norm": _pre_norm,
     "post_norm": _post_norm,
@@ -166,6 +193,8 @@ LAYOUTS = {
     "all_attention": _all_attention,
     "macaron": _macaron,
     "hyper_connections": _hyper_connections,
+    "attention_residuals": _attention_residuals,
+    "attention_residuals_blocks": partial(_attention_residuals, S=3),
     "deep_norm": lambda x, a, f, n, b, N: _post_norm(x, a, f, n, b, N, alpha=(2 * N) ** 0.25),
     "resi_dual": _post_norm,
     "cross_pre_norm": _cross_pre_norm,

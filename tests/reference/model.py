@@ -12,7 +12,7 @@ import numpy as np
 from tests.reference.attention import ATTENTIONS
 from tests.reference.cross import cross_attention
 from tests.reference.feed_forward import ACTIVATIONS, FEED_FORWARDS
-from tests.reference.layouts import LAYOUTS, Part
+from tests.reference.layouts import LAYOUTS, Part, depth_attention
 from tests.reference.norms import norm_of, softcap
 from tests.reference.records import at, record, recording
 
@@ -134,6 +134,8 @@ def through(config, params, shared, tokens, positions, segments, types=None):
                     total = record("dual", total + part.y)
         losses = {key: losses.get(key, 0) + more.get(key, 0) for key in losses | more}
     final = lambda x: norm_of(config.final_norm, params.get("final_norm", {}), x, first)  # noqa: E731
+    if "end_mix_query" in params:
+        x_LD = depth_attention(shared["sources"], params["end_mix_query"], params["end_mix_gain"])
     x_LD = x_LD + final(total) if dual else final(x_LD)
     if "head_layer" in params:  # get_masked_lm_output of the authors' run_pretraining.py
         p = params["head_layer"]

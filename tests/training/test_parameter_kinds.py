@@ -66,6 +66,7 @@ OTHERS = {
     *("block/attention/span/fraction", "block/attention/sink"),
     *("block/attention/own", "block/attention/first"),
     *(f"block/{s}_{name}" for s, name in itertools.product(("attention", "feed_forward"), HYPER)),
+    *(f"{place}_mix_{name}" for place in ("block/attention", "block/feed_forward", "end") for name in ("query", "gain")),
     *(f"block/attention/lambda_{part}_{i}" for part in ("query", "key") for i in (1, 2)),
 }
 SIZES = {"b": 2, "i": 3, "o": 4}

@@ -25,7 +25,7 @@ from xfresearch.models.taps import captured, of_encoder, request
 from xfresearch.models.transformer import Transformer
 from xfresearch.runtime.errors import UserError
 
-SITES = ("raw", "out", "sum", "dual", "residual", "heads", "gate")
+SITES = ("raw", "out", "sum", "residual", "heads", "gate")
 
 
 class Pass(NamedTuple):
@@ -41,10 +41,11 @@ def not_followed(model: ModelConfig) -> str:
     """Why terms cannot be followed to the end of a model; '' if they can."""
     if model.head_activation != "none":
         return f"model.head_activation={model.head_activation!r}: the layer before the output matrix is no linear map"
-    mixed = [each.path for each in model.sublayers() if not each.prefix and each.connection.adds_to == "streams"]
+    mixed = [each for each in model.sublayers() if not each.prefix and each.connection.adds_to == "mixture"]
     if not mixed:
         return ""
-    return f"{mixed[0]} writes to several residual streams, which later layers mix: tuned_lens and patching need no terms"
+    others = "patching needs" if ends_with(model) else "tuned_lens and patching need"
+    return f"{mixed[0].path} writes to {mixed[0].connection.mixes}, which later layers mix: {others} no terms"
 
 
 def contributions(
@@ -63,7 +64,7 @@ def contributions(
 def recorded(model: ModelConfig, params: dict, rows: Sequences, more: tuple[str, ...] = ()) -> Pass:
     """A forward pass, with the values that attribution needs, and those of the taps `more`."""
     own = [name for name in tap_shapes(model) if not of_encoder(name)]
-    names = ["embed", *(name for name in own if name.split(".")[-1] in SITES), *more]
+    names = ["embed", *(name for name in own if name.split(".")[-1] in (*SITES, *ends_with(model))), *more]
     lm, out = passed(model, params, rows, request(model, names))
     return Pass(model, lm, captured(model, out.captures, names), out.hidden_BLD)
 
@@ -84,7 +85,7 @@ def directions(forward_pass: Pass, towards_BLD) -> dict[str, jax.Array]:
     def total(raw: dict):
         def written(each: Bound) -> dict:
             branch, at = each.sublayer.branch, each.sublayer.path
-            return {} if branch.bare else {at: scaled(each.block, branch, raw[at], forward_pass.values[f"{at}.raw"])}
+            return {} if branch.bare else {at: scaled(each, raw[at], forward_pass.values[f"{at}.raw"])}
 
         terms = _followed(forward_pass, {}, written)
         return sum((term_BLD * towards_BLD).sum() for term_BLD in terms.values())
@@ -109,12 +110,12 @@ def _followed(forward_pass: Pass, start: dict, written: Callable) -> dict:
             block, branch, at = each.block, each.sublayer.branch, each.sublayer.path
             new = written(each)
             second = _add(second, new)
-            terms = _add(_skipped(block, branch, before if branch.connection.adds_to == "block" else terms), new)
+            terms = _add(_skipped(each, before if branch.connection.adds_to == "block" else terms), new)
             if "post" in branch.norms:
                 terms = _normed(block.norm(branch, "post"), terms, values[f"{at}.sum"], f"{at}.norm")
     end = layer_ends(model)[-1]
-    if ends_with(model):
-        return _add(terms, _normed(forward_pass.lm.final_norm, second, values[f"{end}.dual"], "final_norm"))
+    if names := ends_with(model):  # ResiDual's second stream: all other values are mixtures
+        return _add(terms, _normed(forward_pass.lm.final_norm, second, values[f"{end}.{names[0]}"], "final_norm"))
     return _normed(forward_pass.lm.final_norm, terms, values[f"{end}.residual"], "final_norm")
 
 
@@ -129,19 +130,19 @@ def _normed(norm, terms: dict, at, name: str) -> dict:
     return normed if constant is None else _add(normed, {name: jnp.broadcast_to(constant, at.shape)})
 
 
-def _skipped(block, branch, terms: dict) -> dict:
+def _skipped(each: Bound, terms: dict) -> dict:
     """The terms of the skip, to which the sublayer's output is added."""
-    if branch.connection.adds_to == "nothing":
+    connection = each.sublayer.connection
+    if connection.adds_to == "nothing":
         return {}
-    parameters = block.connection(branch)
-    return {part: branch.connection.skipped(parameters, block.depth, value) for part, value in terms.items()}
+    return {part: connection.skipped(each.at, each.connection, value) for part, value in terms.items()}
 
 
 def _written(each: Bound, values: dict, by_head: bool) -> dict:
     """{part: [B, L, D]}: the output of a sublayer as a whole, or of each head and the rest."""
-    block, branch, at = each.block, each.sublayer.branch, each.sublayer.path
+    at = each.sublayer.path
     out_BLD = values[f"{at}.out"]
-    if branch.bare:
+    if each.sublayer.branch.bare:
         return {}  # the next sublayer reads it
     output_HVD, heads = each.matrix("output"), values.get(f"{at}.heads")
     if not by_head or heads is None or output_HVD is None:
@@ -150,13 +151,13 @@ def _written(each: Bound, values: dict, by_head: bool) -> dict:
         gate = values[f"{at}.gate"]
         heads = heads * (gate if gate.ndim == 4 else gate[..., None])
     written_HBLD = jnp.einsum("blhv,hvd->hbld", heads, output_HVD.astype(heads.dtype))
-    parts = [scaled(block, branch, part_BLD, values[f"{at}.raw"]) for part_BLD in written_HBLD]
+    parts = [scaled(each, part_BLD, values[f"{at}.raw"]) for part_BLD in written_HBLD]
     terms = {f"{at}.{number}": part_BLD for number, part_BLD in enumerate(parts)}
     return terms | {f"{at}.rest": out_BLD - sum(parts)}
 
 
-def scaled(block, branch, part_BLD, raw_BLD):
+def scaled(each: Bound, part_BLD, raw_BLD):
     """A part of a sublayer's output `raw`, after the sublayer's own norm and factor."""
-    norm = block.norm(branch, "out")
+    norm = each.block.norm(each.sublayer.branch, "out")
     part_BLD = part_BLD if norm is None else norm.frozen(part_BLD, raw_BLD)
-    return branch.connection.scaled(block.connection(branch), block.depth, part_BLD)
+    return each.sublayer.connection.scaled(each.at, each.connection, part_BLD)

@@ -45,7 +45,7 @@ from xfresearch.models import transformer
 from xfresearch.models.connections.connection import ONE
 from xfresearch.models.memories import memory_of
 from xfresearch.models.model_config import ModelConfig
-from xfresearch.models.stack import ends_with
+from xfresearch.models.stack import end_formula, ends_with
 from xfresearch.models.stream import Stream
 from xfresearch.models.taps import captured, of_encoder, request
 from xfresearch.runtime.progress import stage
@@ -66,7 +66,7 @@ def applies(model: ModelConfig) -> str:
     if reason := predicts_next(model):
         return reason
     if ends_with(model):
-        return "its final norm reads a second stream, so a value alone predicts no token"
+        return f"its head reads {end_formula(model)}, so a value alone predicts no token"
     return "" if memories_of(model) else "no layer has keys and values"
 
 
@@ -161,7 +161,7 @@ def as_added(model: ModelConfig, params: dict, memory: str):
     writes = memory_of(model, params, memory).writes
     flat_KD = writes.reshape(-1, writes.shape[-1])
     bound = next(each for each in transformer.bind(model, params).sublayers() if each.sublayer.path == written_by(memory))
-    return scaled(bound.block, bound.sublayer.branch, flat_KD, flat_KD)
+    return scaled(bound, flat_KD, flat_KD)
 
 
 def _figures(lm, memory: str, values: dict, words_KW: np.ndarray, real_BL) -> dict:

@@ -20,7 +20,7 @@ from xfresearch.analysis.registry import analysis, predicts_next
 from xfresearch.analysis.result import HeatMap, Result, Table
 from xfresearch.analysis.sequences import Sequences, batches, sequences, training_rows
 from xfresearch.models.model_config import ModelConfig
-from xfresearch.models.stack import ends_with
+from xfresearch.models.stack import end_formula, ends_with
 from xfresearch.runtime.progress import stage
 from xfresearch.runtime.summaries import mean_interval
 
@@ -36,7 +36,7 @@ def applies(model: ModelConfig) -> str:
         return reason
     if model.depth == 1:  # the figures are means over the layers before the last one, which is the model itself
         return "the model has one layer, and the lens is of the layers before the last one"
-    return "its final norm reads a second stream" if ends_with(model) else ""
+    return f"its head reads {end_formula(model)}, and a translator is of x alone" if ends_with(model) else ""
 
 
 @analysis(applies, "predictions after each layer, through trained translators")

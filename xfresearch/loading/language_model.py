@@ -44,7 +44,7 @@ from xfresearch.models.memories import memory
 from xfresearch.models.model_config import ModelConfig, check_length, longest_sequence
 from xfresearch.models.sampling import DEFAULT, Beams, Sampling
 from xfresearch.models.sources import SourceText, prompts_of, source_of
-from xfresearch.models.stack import ends_with
+from xfresearch.models.stack import end_formula, ends_with
 from xfresearch.models.stream import Stream
 from xfresearch.models.sublayer import Memory
 from xfresearch.models.taps import Patch, Request, captured, request
@@ -157,9 +157,9 @@ class LanguageModel:
     def unembed(self, x: ArrayLike, normed: bool = False) -> jax.Array:
         """Logits [..., V] of a residual stream x [..., D], such as the tap 'blocks.3.feed_forward.residual', as if it
         were the last one: after the final norm and the output head. With `normed`, x is what the output matrix reads, as
-        the tap 'final' is. Raises UserError for a model with a second stream, which the final norm reads too."""
-        if not normed and (values := ends_with(self.config)):
-            raise UserError(f"unembed: the head reads a second stream beside x, {', '.join(values)}; use normed=True")
+        the tap 'final' is. Raises UserError for a model whose head does not read x alone."""
+        if not normed and ends_with(self.config):
+            raise UserError(f"unembed: the head reads {end_formula(self.config)}, and not x alone; use normed=True")
         lm = transformer.bind(self.config, self.params)
         read = jnp.asarray(x, self.config.dtype)
         if read.shape[-1:] != (self.config.width,):

@@ -12,6 +12,7 @@ from dataclasses import replace
 from flax import nnx
 
 from xfresearch.models.block_config import BlockConfig
+from xfresearch.models.connections.connection import At
 from xfresearch.models.context import Aux, Context, add_losses
 from xfresearch.models.costs import Costs
 from xfresearch.models.kinds import kind_of
@@ -47,17 +48,17 @@ class Block(nnx.Module):
         """`number` is that of the layer in the model; it may be traced."""
         self.layout = LAYOUTS[block.layout]
         self.dropout = block.dropout
-        self.depth = depth
+        self.width, self.depth = around.width, depth
         gain = getattr(block, "branch_gain", 0.0)
         for i, (branch, place) in enumerate(places(around, depth, block)):
             setattr(self, branch.name, kind_of(place.options).module(place, rngs))
-            at = number * len(self.layout.branches) + i
-            initials = branch.connection.parameters(place.width, depth, at, gain, place.param_dtype)
+            at = self.layout.at(place.width, depth, number, i)
+            initials = branch.connection.parameters(at, gain, place.param_dtype)
             for name, initial in initials.items():
                 setattr(self, f"{branch.name}_{name}", parameter(*initial))
-            for at in branch.norms:
-                norm = Norm(block.norm_at(f"{branch.name}_{at}"), "D", (place.width,), place.param_dtype)
-                setattr(self, f"{branch.name}_norm_{at}", norm)
+            for site in branch.norms:
+                norm = Norm(block.norm_at(f"{branch.name}_{site}"), "D", (place.width,), place.param_dtype)
+                setattr(self, f"{branch.name}_norm_{site}", norm)
 
     def __call__(self, stream: Stream, ctx: Context, cache: dict | None = None):
         """The stream after the block, the caches of its sublayers by name, and the additional outputs."""
@@ -67,23 +68,24 @@ class Block(nnx.Module):
         statistics: dict = {}
         for branch in self.layout.branches:
             name, connection, parameters = branch.name, branch.connection, self.connection(branch)
+            at = self.at(branch, ctx.number)
             inner = replace(ctx.at(name), carried=stream.values)
-            stream = connection.put(stream, inner.tap("before", stream.x_BLD))
+            stream = connection.put(at, stream, inner.tap("before", stream.x_BLD))
             block_BLD = stream.x_BLD if block_BLD is None else block_BLD
             if connection.reads != "before":
-                read_BLD = connection.read(parameters, stream) if connection.reads == "stream" else block_BLD
+                read_BLD = connection.read(at, parameters, stream) if connection.reads == "stream" else block_BLD
             read_BLD = inner.tap("in", self._norm(branch, "in", read_BLD))
             y_BLD, caches[name], aux = getattr(self, name)(read_BLD, inner, cache and cache[name])
             stream = stream._replace(values={**stream.values, **aux.carried})
             y_BLD = self._norm(branch, "out", inner.tap("raw", y_BLD))
             y_BLD = inner.dropout(y_BLD, self.dropout, "out")
-            y_BLD = inner.tap("out", connection.scaled(parameters, self.depth, y_BLD))
-            stream = connection.write(parameters, self.depth, stream, block_BLD, y_BLD)
-            stream = _tapped(connection, stream, inner)
+            y_BLD = inner.tap("out", connection.scaled(at, parameters, y_BLD))
+            stream = connection.write(at, parameters, stream, block_BLD, y_BLD)
+            stream = _tapped(connection, at, stream, inner)
             if "post" in branch.norms:
-                stream = connection.put(stream, self._norm(branch, "post", inner.tap("sum", stream.x_BLD)))
+                stream = connection.put(at.after, stream, self._norm(branch, "post", inner.tap("sum", stream.x_BLD)))
             stream = stream._replace(x_BLD=ctx.shard(stream.x_BLD, "BLD"))
-            stream = connection.put(stream, inner.tap("residual", stream.x_BLD))
+            stream = connection.put(at.after, stream, inner.tap("residual", stream.x_BLD))
             losses = add_losses(losses, aux.losses)
             statistics |= {name: aux.statistics} if aux.statistics else {}
         return stream, caches, Aux(losses, statistics, captures=ctx.taps.leaving() if ctx.taps else {})
@@ -91,6 +93,10 @@ class Block(nnx.Module):
     def connection(self, branch: Branch) -> dict:
         """The parameters of a sublayer's connection, by name."""
         return {name: getattr(self, f"{branch.name}_{name}")[...] for name in branch.connection.parameter_names}
+
+    def at(self, branch: Branch, layer) -> At:
+        """The place of a sublayer if this is the block of `layer`."""
+        return self.layout.at(self.width, self.depth, layer, self.layout.branches.index(branch))
 
     def norm(self, branch: Branch, at: str) -> Norm | None:
         """The norm of a sublayer at 'in', 'out' or 'post'; None without."""
@@ -112,14 +118,16 @@ class Block(nnx.Module):
     def costs(around: Place, depth: int, block: BlockConfig, length: int) -> Costs:
         total = Costs()
         for branch, place in places(around, depth, block):
-            total += kind_of(place.options).module.costs(place, length) + branch.connection.costs(place.width)
+            at = LAYOUTS[block.layout].at(place.width, depth)
+            total += kind_of(place.options).module.costs(place, length) + branch.connection.costs(at)
             for site in branch.sites:
                 total += block.norm_at(site).costs(place.width)
         return total
 
 
-def _tapped(connection, stream: Stream, ctx: Context) -> Stream:
+def _tapped(connection, at: At, stream: Stream, ctx: Context) -> Stream:
     """The stream after the taps of the values that the connection carries."""
-    forms = connection.carried(stream.x_BLD.shape[-1])
-    values = {name: ctx.tap(name, ctx.shard(stream.values[name], form.letters)) for name, form in forms.items()}
-    return connection.carry(stream, values)
+    forms = connection.carried(at)
+    values = {name: ctx.shard(stream.values[name], form.letters) for name, form in forms.items()}
+    values = {name: ctx.tap(name, value) if forms[name].tap else value for name, value in values.items()}
+    return connection.carry(at, stream, values)

@@ -10,7 +10,8 @@ A sublayer is a function with norms, and a connection to what came before (model
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from xfresearch.models.connections.connection import Connection
+from xfresearch.models.connections.attention_residuals import AttentionResiduals
+from xfresearch.models.connections.connection import At, Connection
 from xfresearch.models.connections.dual import Dual
 from xfresearch.models.connections.hyper import Hyper
 from xfresearch.models.connections.parallel import BlockInput, OntoBlock, SharedInput
@@ -42,6 +43,10 @@ class Layout:
     def sites(self) -> tuple[str, ...]:
         """Names of all norms of a block."""
         return tuple(site for branch in self.branches for site in branch.sites)
+
+    def at(self, width: int, depth: int, layer=0, sublayer: int = 0) -> At:
+        """The place of a sublayer of a layer, whose number may be traced."""
+        return At(width, depth, layer * len(self.branches) + sublayer, len(self.branches))
 
     @property
     def reads_source(self) -> bool:
@@ -122,6 +127,10 @@ LAYOUTS = {
     "resi_dual": Layout(_both("post", connection=Dual())),
     # two streams that each sublayer mixes, reads and writes; Zhu et al. 2024
     "hyper_connections": Layout(_both("in", connection=Hyper())),
+    # f(norm(mixture of the outputs before it)); Kimi Team 2026 (arXiv 2603.15031)
+    "attention_residuals": Layout(_both("in", connection=AttentionResiduals())),
+    # the same of the sums of three outputs each, the block form
+    "attention_residuals_blocks": Layout(_both("in", connection=AttentionResiduals(per_source=3))),
     # norm(x + a(x)), norm(x + c(x, source)), norm(x + f(x)): the decoder of Vaswani et al. 2017, sec. 3.1
     "cross_post_norm": Layout(_with_cross("post")),
     # x + a(norm(x)), x + c(norm(x), source), x + f(norm(x)): the decoder of T5, Raffel et al. 2020, sec. 2.1

@@ -16,6 +16,7 @@ from xfresearch.config.fields import choices, option, where
 from xfresearch.models import layers
 from xfresearch.models.block import Block, places
 from xfresearch.models.block_config import BLOCKS, BlockConfig
+from xfresearch.models.connections.connection import At, Connection
 from xfresearch.models.context import Context, add_losses
 from xfresearch.models.costs import Costs, weights
 from xfresearch.models.kinds import kind_of
@@ -218,7 +219,7 @@ def carried(stack: StackConfig) -> dict[str, Carried]:
     """The values that travel between layers. Raises UserError if blocks need different forms of a value."""
     forms: dict[str, Carried] = {}
     for name, branch, place in stack.places():
-        declared = branch.connection.carried(stack.width) | kind_of(place.options).module.carried(place)
+        declared = branch.connection.carried(first_place(stack, name)) | kind_of(place.options).module.carried(place)
         for value, form in declared.items():
             allowed = f"of the same shape in all blocks, between which it travels; another block has {forms.get(value)}"
             same = forms.setdefault(value, form) == form
@@ -239,9 +240,26 @@ def last_branch(stack: StackConfig) -> Branch:
     return LAYOUTS[stack.blocks[layers.stacks(stack)[-1].block].layout].branches[-1]
 
 
+def end(stack: StackConfig) -> tuple[Connection, At]:
+    """The connection that decides what the head reads, and its place after the last sublayer."""
+    at = first_place(stack, layers.stacks(stack)[-1].block)
+    return last_branch(stack).connection, at._replace(number=at.sublayers)
+
+
+def first_place(stack: StackConfig, block: str) -> At:
+    """The place before all sublayers of a stack that begins with this block."""
+    return LAYOUTS[stack.blocks[block].layout].at(stack.width, stack.depth)
+
+
 def ends_with(stack: StackConfig) -> tuple[str, ...]:
-    """The names of the values that the head reads beside the residual stream, such as ResiDual's second stream."""
+    """The names of the values that the head reads, such as ResiDual's second stream; () if it reads the residual stream
+    alone."""
     return last_branch(stack).connection.ends_with
+
+
+def end_formula(stack: StackConfig) -> str:
+    """What the head reads, where x is the residual stream and norm the final norm."""
+    return last_branch(stack).connection.end_formula
 
 
 def layer_ends(stack: StackConfig) -> list[str]:

@@ -13,7 +13,7 @@ from flax import nnx
 from xfresearch.models import layers
 from xfresearch.models.block import Block, places
 from xfresearch.models.block_config import BlockConfig
-from xfresearch.models.connections.connection import Connection
+from xfresearch.models.connections.connection import At, Connection
 from xfresearch.models.layers import Layer
 from xfresearch.models.layouts import Branch
 from xfresearch.models.linear_terms import LinearTerm, linear_terms, matrix_of
@@ -74,6 +74,16 @@ class Bound:
     @property
     def module(self) -> SublayerModule:
         return getattr(self.block, self.sublayer.name)
+
+    @property
+    def at(self) -> At:
+        """Where its connection stands in its stack."""
+        return self.block.at(self.sublayer.branch, self.sublayer.layer.number)
+
+    @property
+    def connection(self) -> dict[str, jax.Array]:
+        """The parameters of its connection, by name."""
+        return self.block.connection(self.sublayer.branch)
 
     @property
     def terms(self) -> list[LinearTerm]:

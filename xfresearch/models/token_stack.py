@@ -91,7 +91,11 @@ def resolved(config: T) -> T:
 def _check_streams(config: TokenStackConfig) -> None:
     """Requires the same streams in all blocks: what a block writes is lost to a block that reads other streams."""
     streams = {
-        name: {value for branch in LAYOUTS[block.layout].branches for value in branch.connection.carried(config.width)}
+        name: {
+            value
+            for branch in LAYOUTS[block.layout].branches
+            for value in branch.connection.carried(stack.first_place(config, name))
+        }
         for name, block in config.blocks.items()
     }
     last = layers.stacks(config)[-1].block
@@ -105,7 +109,7 @@ def _check_final_norm(config: TokenStackConfig) -> None:
     last = config.blocks[layers.stacks(config)[-1].block]
     branch = stack.last_branch(config)
     if branch.connection.ends_with:
-        allowed = f"a norm with layout={last.layout!r}: its second stream has no other norm"
+        allowed = f"a norm with layout={last.layout!r}, whose head reads {branch.connection.end_formula}"
         require(config.final_norm != "none", f"{config.key}.final_norm", config.final_norm, allowed)
         return
     normed = "post" in branch.norms and last.norm_at(f"{branch.name}_post").kind != "none"
@@ -136,6 +140,9 @@ class TokenStack(nnx.Module):
         self.embedding_scale = parameter(jnp.full((), D**0.5, dtype), "") if learned_scale else None
         self.embedding_norm = Norm(config.norm_spec(config.embedding_norm), "D", (D,), dtype)
         self.final_norm = Norm(config.norm_spec(config.final_norm), "D", (D,), dtype)
+        connection, at = stack.end(config)
+        for name, initial in connection.end_parameters(at, dtype).items():
+            setattr(self, f"end_{name}", parameter(*initial))
 
     def begin(self, table_VD, tokens_BL, ctx: Context) -> tuple[Stream, Context]:
         """The stream before the first block."""
@@ -149,7 +156,9 @@ class TokenStack(nnx.Module):
 
     def end(self, stream: Stream):
         """The final hidden states [B, L, D]: in most layouts the output of the final norm."""
-        return stack.last_branch(self.config).connection.end(self.final_norm, stream)
+        connection, at = stack.end(self.config)
+        parameters = {name: getattr(self, f"end_{name}")[...] for name in connection.end_names}
+        return connection.end(at, parameters, self.final_norm, stream)
 
     def embedded(self, table_VD, tokens_BL, ctx: Context):
         """The residual stream [B, L, D] before the first block."""
@@ -179,4 +188,5 @@ def costs(config: TokenStackConfig, length: int) -> Costs:
     total += weights(int(config.embedding_scale == "learned"))
     for kind in (config.embedding_norm, config.final_norm):
         total += config.norm_spec(kind).costs(config.width)
-    return total + stack.costs(config, length)
+    connection, at = stack.end(config)
+    return total + connection.end_costs(at) + stack.costs(config, length)

@@ -149,7 +149,7 @@ def _draw_group(canvas, block, group, start: float, bottom: float, words: bool) 
             canvas.line((x, at), (x, top + GAP + 9), (-9 if x < 0 else 9, top + GAP + 9))
         else:
             canvas.line((0, at), (0, top + GAP))
-    if any(branch.connection.ends_with for branch in group):
+    if not all(branch.connection.ends_in_norm for branch in group):
         _second_stream(canvas, top + 6)
     if skips:
         connection = skips[-1].connection
@@ -215,8 +215,8 @@ def _skip(canvas, connection: Connection, start: float, to: float, columns: list
     else:
         canvas.line((0, start), (x, start), (x, height), (9, height), kind="skip")
     skip = connection.skip
-    if connection.adds_to == "streams":
-        canvas.text(x + 6, (start + height) / 2, "several streams, mixed", 10.5, "muted", "start")
+    if connection.mixes:
+        canvas.text(x + 6, (start + height) / 2, f"{connection.mixes}, mixed", 10.5, "muted", "start")
         canvas.right = max(canvas.right, x + 140)
     constant = "× ∜(2 depth)" if callable(skip.value) else "" if skip == ONE else f"× {skip.value:g}"
     factor = "× trained gain" if skip.trained else constant

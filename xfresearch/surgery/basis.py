@@ -35,6 +35,7 @@ from xfresearch.surgery.untie import untied
 
 X = ""  # x among the terms of the stream
 SKIPLESS = "b a(x) + c f(norm(a(x))): W_O and W_down both write the next x, and W_1 reads what W_O writes"
+MIXED = "x Q for this layer alone: x is also in {}, of which later layers read mixtures, so all layers would need the same Q"
 SKIP = "x Q for this layer alone: x is also added to the output (skip), so all layers would need the same Q"
 
 
@@ -49,7 +50,7 @@ class Ends(NamedTuple):
 
 def ends(block: BlockConfig) -> Ends:
     """The sublayers that read the input x of a block and write its output."""
-    reads, inner, mixed = [], set(), False
+    reads, inner, mixed, mixes = [], set(), False, ""
     parts = source = {X}  # the terms of the stream, and of what the last sublayer read
     for branch in LAYOUTS[block.layout].branches:
         connection = branch.connection
@@ -57,9 +58,12 @@ def ends(block: BlockConfig) -> Ends:
         reads += [branch.name] if X in source else []
         inner |= source - {X}  # a sublayer of the same block reads them
         mixed |= {X} < source
-        kept = {"stream": parts, "streams": parts, "block": {X}, "nothing": set()}[connection.adds_to]
+        kept = {"stream": parts, "mixture": parts, "block": {X}, "nothing": set()}[connection.adds_to]
         parts = kept | {branch.name}
+        mixes = connection.mixes or mixes
     writes = [branch.name for branch in LAYOUTS[block.layout].branches if branch.name in parts]
+    if mixes:
+        return Ends(reads, writes, MIXED.format(mixes))
     return Ends(reads, writes, SKIP if X in parts or mixed else SKIPLESS if parts & inner else "")
 
 

@@ -93,6 +93,7 @@ def written(block: BlockConfig, where: str) -> list[str]:
     before = True  # whether the tensor before this sublayer is the stream
     for branch, following in zip(branches, (*branches[1:], None), strict=True):
         _check_output_norms(block, branch, where)
+        refuse_unless(not branch.connection.reads_mean, f"{where}, layout={block.layout!r}: {branch.connection.reads_mean}")
         if branch.connection.reads == "block" or (branch.connection.reads == "stream" and before):
             _check_reader(block, branch, where)
         before = following is None or _keeps(following.connection) or _blind(block, following)

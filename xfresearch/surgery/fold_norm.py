@@ -169,12 +169,13 @@ def _folded(network: Network, number: int, block: BlockConfig, params: Params, n
 def _into_end(network: Network, broken: bool) -> Network:
     """The network with the final norm's gain and bias in the head, or in cross-attention."""
     last = network.layers[-1].block
+    connection = LAYOUTS[last.layout].branches[-1].connection
     reader = "cross-attention" if network.stack else "the head"
     head = "none" if network.stack else network.model.head_activation
     refuse_unless(head == "none", f"head_activation={head!r}: a layer is between the final norm and the output matrix")
     refuse_unless(
-        not LAYOUTS[last.layout].branches[-1].connection.ends_with,
-        f"{reader} reads x + norm(sum of all outputs) with layout={last.layout!r}, not the norm alone",
+        connection.ends_in_norm,
+        f"{reader} reads {connection.end_formula} with layout={last.layout!r}, not the norm alone",
     )
     network = untied(network)
     spec = network.norm(network.model.final_norm)

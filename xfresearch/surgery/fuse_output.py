@@ -105,6 +105,8 @@ def between(block: BlockConfig, role: str = "mixer") -> str:
         return f"W_1 reads {_normed('x', block, first if second.connection.reads == 'before' else second, 'in')}, not o W_O"
     term, norms = _read_by_second(block, first, second)
     added = "x is added after W_O" if first.connection.adds_to != "nothing" else ""
+    if mixes := first.connection.mixes:
+        return f"W_O writes to {mixes}, of which W_1 reads a mixture"
     if not added and not norms and second.connection.adds_to == "stream":
         return f"b o W_O + f({term} W_1): the skip of the feed-forward layer reads W_O too"
     if not added and not norms:

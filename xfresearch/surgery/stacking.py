@@ -102,8 +102,8 @@ def identity_maps(network: Network, number: int) -> list[str]:
             f"{where}: layout={block.layout!r} has no skip around {replaced}: x is not added to its output",
         )
         refuse_unless(
-            branch.connection.adds_to != "streams",
-            f"{where}: layout={block.layout!r} mixes several residual streams, also where {name} writes 0",
+            branch.connection.adds_to != "mixture",
+            f"{where}: layout={block.layout!r} mixes {branch.connection.mixes}, also where {name} writes 0",
         )
         replaced = name if branch.connection.adds_to == "nothing" else ""
         if branch.connection.adds_to != "nothing":

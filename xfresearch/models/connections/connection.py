@@ -3,8 +3,8 @@
     y = skip * x + branch * f(x)
 
 A connection is a frozen dataclass in the table of layouts (models/layouts.py). It has no state: the block holds its
-parameters, as `<sublayer>_<parameter>`, and passes them to its methods. A new connection is a file here that derives from
-`Connection`.
+parameters, as `<sublayer>_<parameter>`, and passes them to its methods, with the place of the sublayer (`At`). A new
+connection is a file here that derives from `Connection`.
 """
 
 from collections.abc import Callable, Mapping
@@ -41,6 +41,29 @@ class Factor:
 ONE = Factor()
 
 
+class At(NamedTuple):
+    """Where a connection stands in its stack of layers.
+
+    number: how many sublayers of the stack have written to the stream; traced in scanned layers. of_layer: the number of
+    sublayers of the layer.
+    """
+
+    width: int
+    depth: int
+    number: int | jax.Array
+    of_layer: int
+
+    @property
+    def sublayers(self) -> int:
+        """The number of sublayers of the stack, all of whose layers have `of_layer`."""
+        return self.depth * self.of_layer
+
+    @property
+    def after(self) -> "At":
+        """The place after the sublayer has written."""
+        return self._replace(number=self.number + 1)
+
+
 class Initial(NamedTuple):
     """The initial value of a parameter, and the letters of its dimensions; of a matrix also those that it reads and
     writes."""
@@ -58,19 +81,27 @@ class Connection:
     branch: factor of the sublayer's output. skip: factor of what the output is added to.
     reads: the input of the sublayer's first norm (of the sublayer, without one): the stream, the input of the block, or the
     input that the previous sublayer read, after its norm.
-    adds_to: the term that the output is added to: the stream, the input of the block, nothing, or several streams that are
-    mixed.
-    ends_with: names of the carried values that `end` reads.
+    adds_to: the term that the output is added to: the stream, the input of the block, nothing, or values that travel with
+    the stream, of which later sublayers read mixtures.
+    mixes: these values in a few words; '' without. reads_mean: what reads the mean of the stream beside norms and
+    sublayers, in words; '' if nothing does.
+    ends_with: names of the carried values that `end` reads. end_formula: what the head reads, where norm is the final norm.
+    end_names: the names of `end_parameters`. ends_in_norm: whether the head reads the output of the final norm alone.
     """
 
     branch: Factor = ONE
     skip: Factor = ONE
     reads: ClassVar[Literal["stream", "block", "before"]] = "stream"
-    adds_to: ClassVar[Literal["stream", "block", "nothing", "streams"]] = "stream"
+    adds_to: ClassVar[Literal["stream", "block", "nothing", "mixture"]] = "stream"
+    mixes: ClassVar[str] = ""
+    reads_mean: ClassVar[str] = ""
     ends_with: ClassVar[tuple[str, ...]] = ()
+    end_formula: ClassVar[str] = "norm(x)"
+    end_names: ClassVar[tuple[str, ...]] = ()
+    ends_in_norm: ClassVar[bool] = True
 
-    def carried(self, width: int) -> dict[str, Carried]:
-        """The values that travel with a residual stream of this width."""
+    def carried(self, at: At) -> dict[str, Carried]:
+        """The values that travel with the residual stream. Their form is the same at all sublayers."""
         return {}
 
     def kernel_scale(self, depth: int) -> float:
@@ -82,43 +113,50 @@ class Connection:
         """The names of `parameters`."""
         return (*(["gain"] if self.branch.trained else []), *(["skip_gain"] if self.skip.trained else []))
 
-    def parameters(self, width: int, depth: int, number, branch_gain: float, dtype: str) -> dict[str, Initial]:
-        """The parameters by name. `number` is that of the sublayer in the model; it may be traced."""
+    def parameters(self, at: At, branch_gain: float, dtype: str) -> dict[str, Initial]:
+        """The parameters by name."""
         factors = {"gain": self.branch, "skip_gain": self.skip}
-        first = {name: factors[name].at(depth, branch_gain) for name in self.parameter_names}
+        first = {name: factors[name].at(at.depth, branch_gain) for name in self.parameter_names}
         return {name: Initial(jnp.full((), value, dtype), "") for name, value in first.items()}
 
-    def costs(self, width: int) -> Costs:
+    def costs(self, at: At) -> Costs:
         return weights(len(self.parameter_names))
 
-    def read(self, parameters: Mapping, stream: Stream):
+    def read(self, at: At, parameters: Mapping, stream: Stream):
         """The input [B, L, D] of a sublayer that reads the stream."""
         return stream.x_BLD
 
-    def scaled(self, parameters: Mapping, depth: int, y_BLD):
+    def scaled(self, at: At, parameters: Mapping, y_BLD):
         """The output of the sublayer times its factor."""
-        return _times(self.branch, parameters.get("gain"), depth, y_BLD)
+        return _times(self.branch, parameters.get("gain"), at.depth, y_BLD)
 
-    def skipped(self, parameters: Mapping, depth: int, x_BLD):
+    def skipped(self, at: At, parameters: Mapping, x_BLD):
         """The term that the output is added to, times its factor."""
-        return _times(self.skip, parameters.get("skip_gain"), depth, x_BLD)
+        return _times(self.skip, parameters.get("skip_gain"), at.depth, x_BLD)
 
-    def write(self, parameters: Mapping, depth: int, stream: Stream, block_BLD, y_BLD) -> Stream:
+    def write(self, at: At, parameters: Mapping, stream: Stream, block_BLD, y_BLD) -> Stream:
         """The stream after the sublayer's scaled output y. `block_BLD` is the input of the block."""
         if self.adds_to == "nothing":
             return stream._replace(x_BLD=y_BLD)
         x_BLD = {"stream": stream.x_BLD, "block": block_BLD}[self.adds_to]
-        return stream._replace(x_BLD=self.skipped(parameters, depth, x_BLD) + y_BLD)
+        return stream._replace(x_BLD=self.skipped(at, parameters, x_BLD) + y_BLD)
 
-    def carry(self, stream: Stream, values: Mapping) -> Stream:
+    def carry(self, at: At, stream: Stream, values: Mapping) -> Stream:
         """The stream after `write`, with these values of `carried`, which taps may have changed."""
         return stream._replace(values={**stream.values, **values})
 
-    def put(self, stream: Stream, x_BLD) -> Stream:
+    def put(self, at: At, stream: Stream, x_BLD) -> Stream:
         """The stream with another x, from a patch or a norm."""
         return stream._replace(x_BLD=x_BLD)
 
-    def end(self, final_norm: Callable, stream: Stream):
+    def end_parameters(self, at: At, dtype: str) -> dict[str, Initial]:
+        """The parameters of `end` by name, which the model holds as `end_<parameter>`."""
+        return {}
+
+    def end_costs(self, at: At) -> Costs:
+        return Costs()
+
+    def end(self, at: At, parameters: Mapping, final_norm: Callable, stream: Stream):
         """The input of the output head, after the last sublayer."""
         return final_norm(stream.x_BLD)
 

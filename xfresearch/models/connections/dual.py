@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from xfresearch.models.connections.connection import Connection
+from xfresearch.models.connections.connection import At, Connection
 from xfresearch.models.stream import Carried
 
 
@@ -11,14 +11,16 @@ class Dual(Connection):
     """x + f(x), and the same f(x) is added to the second stream, which no norm changes before the end."""
 
     ends_with = ("dual",)
+    end_formula = "x + norm(sum of all outputs)"
+    ends_in_norm = False
 
-    def carried(self, width: int) -> dict[str, Carried]:
-        return {"dual": Carried("BLD", (width,), "embedding")}
+    def carried(self, at: At) -> dict[str, Carried]:
+        return {"dual": Carried("BLD", (at.width,), "embedding", tap=True)}
 
-    def write(self, parameters, depth, stream, block_BLD, y_BLD):
+    def write(self, at, parameters, stream, block_BLD, y_BLD):
         values = {**stream.values, "dual": stream.values["dual"] + y_BLD}
-        return super().write(parameters, depth, stream, block_BLD, y_BLD)._replace(values=values)
+        return super().write(at, parameters, stream, block_BLD, y_BLD)._replace(values=values)
 
-    def end(self, final_norm, stream):
+    def end(self, at, parameters, final_norm, stream):
         """x + norm(sum of the embedding and all outputs) (Xie et al. 2023, fig. 2)."""
         return stream.x_BLD + final_norm(stream.values["dual"])

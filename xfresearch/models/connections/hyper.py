@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from xfresearch.kernels.dtypes import wide_dtype
-from xfresearch.models.connections.connection import Connection, Initial
+from xfresearch.models.connections.connection import At, Connection, Initial
 from xfresearch.models.costs import Costs
 from xfresearch.models.norms import NORMS
 from xfresearch.models.stream import Carried
@@ -25,17 +25,18 @@ from xfresearch.models.stream import Carried
 class Hyper(Connection):
     streams: int = 2
 
-    adds_to = "streams"
+    adds_to = "mixture"
+    mixes = "several residual streams"
     parameter_names = ("read", "mix", "write", "read_kernel", "mix_kernel", "write_kernel", "read_scale", "write_scale")
 
-    def carried(self, width: int) -> dict[str, Carried]:
-        return {"streams": Carried("BLXD", (self.streams, width), "embedding")}
+    def carried(self, at: At) -> dict[str, Carried]:
+        return {"streams": Carried("BLXD", (self.streams, at.width), "embedding", tap=True)}
 
-    def parameters(self, width, depth, number, branch_gain, dtype):
-        n = self.streams
+    def parameters(self, at, branch_gain, dtype):
+        n, width = self.streams, at.width
         scale = Initial(jnp.full((), 0.01, dtype), "")
         return {
-            "read": Initial(jax.nn.one_hot(number % n, n, dtype=dtype), "X"),
+            "read": Initial(jax.nn.one_hot(at.number % n, n, dtype=dtype), "X"),
             "mix": Initial(jnp.eye(n, dtype=dtype), "XX"),
             "write": Initial(jnp.ones(n, dtype), "X"),
             "read_kernel": Initial(jnp.zeros(width, dtype), "D"),
@@ -45,18 +46,18 @@ class Hyper(Connection):
             "write_scale": scale,
         }
 
-    def costs(self, width: int) -> Costs:
+    def costs(self, at: At) -> Costs:
         n = self.streams
-        count = n * n + 2 * n + (n + 2) * width + 2
-        return Costs(count, count, (6 * n + 4 * n * n) * width)
+        count = n * n + 2 * n + (n + 2) * at.width + 2
+        return Costs(count, count, (6 * n + 4 * n * n) * at.width)
 
-    def read(self, parameters, stream):
+    def read(self, at, parameters, stream):
         h_BLXD = stream.values["streams"]
         dynamic_BLX = jnp.einsum("blxd,d->blx", _normed(h_BLXD), parameters["read_kernel"])
         read_BLX = parameters["read"] + parameters["read_scale"] * jnp.tanh(dynamic_BLX)
         return jnp.einsum("blx,blxd->bld", read_BLX.astype(h_BLXD.dtype), h_BLXD)
 
-    def write(self, parameters, depth, stream, block_BLD, y_BLD):
+    def write(self, at, parameters, stream, block_BLD, y_BLD):
         h_BLXD = stream.values["streams"]
         normed_BLXD = _normed(h_BLXD)
         dynamic_BLX = jnp.einsum("blxd,d->blx", normed_BLXD, parameters["write_kernel"])
@@ -67,10 +68,10 @@ class Hyper(Connection):
         new_BLXD = mixed_BLXD + write_BLX[..., None].astype(y_BLD.dtype) * y_BLD[:, :, None]
         return stream._replace(values={**stream.values, "streams": new_BLXD})  # `carry` makes x of them
 
-    def carry(self, stream, values):
-        return super().carry(stream, values)._replace(x_BLD=values["streams"].sum(2))
+    def carry(self, at, stream, values):
+        return super().carry(at, stream, values)._replace(x_BLD=values["streams"].sum(2))
 
-    def put(self, stream, x_BLD):
+    def put(self, at, stream, x_BLD):
         """A change of x is shared equally by the streams."""
         if x_BLD is stream.x_BLD:
             return stream
