@@ -37,13 +37,15 @@ def tokenizer(path: Path, text: str) -> str:
     return " ".join(map(str, load_tokenizer(path).encode(text.encode())))
 
 
-def model(path: Path, _: str) -> str:
-    """The mean of the absolute logits of the tokens 1 2 3."""
+def model(path: Path, source: str) -> str:
+    """The mean of the absolute logits of the tokens 1 2 3, after a source such as '4 5' if the model has an encoder."""
     import numpy as np
 
     import xfresearch as xf
+    from xfresearch.models.sources import padded
 
-    return f"logits {np.abs(xf.load(path)([[1, 2, 3]])).mean():.6f}"
+    given = {"source": padded([[int(token) for token in source.split()]])} if source else {}
+    return f"logits {np.abs(xf.load(path)([[1, 2, 3]], **given)).mean():.5f}"
 
 
 def chat(path: Path, _: str) -> str:

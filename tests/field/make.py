@@ -22,6 +22,8 @@ import pyarrow as pa
 from array_record.python.array_record_module import ArrayRecordWriter
 from pyarrow import ipc, parquet
 
+from tests.field import models
+
 FILES = Path(__file__).parent / "files"
 # Words of several alphabets, quotes, a separator of lines that JSON does not escape, and what looks like a file's end.
 TEXTS = tuple(
@@ -191,6 +193,11 @@ CONTENT: dict[str, Callable[[], bytes]] = {
     "models/adapter_model.safetensors": lambda: _safetensors("base_model.model.q_proj.lora_A.weight"),
     "models/keras.h5": lambda: b"\x89HDF\r\n\x1a\n" + bytes(64),
     "models/renamed_pickle/model.safetensors": lambda: _zip("archive/data.pkl", PICKLE),
+    "models/gguf_only/model.Q4_K_M.gguf": lambda: b"GGUF\3\0\0\0" + bytes(64),
+    "models/flax_only/flax_model.msgpack": lambda: b"\x81\xabtransformer\x80" + bytes(9),
+    "models/tensorflow/tf_model.h5": lambda: b"\x89HDF\r\n\x1a\n" + bytes(64),
+    "models/onnx/onnx/model.onnx": lambda: b"\x08\x07\x12\x07pytorch",
+    **models.CONTENT,
 }
 
 

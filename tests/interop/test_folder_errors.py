@@ -173,7 +173,7 @@ def test_an_index_cannot_list_files_outside_its_folder(folder, name):
     [
         ({"model_type": "lama"}, "config.json: model_type='lama' is not supported: the families are gpt2, .*, roberta$"),
         ({"model_type": "electra"}, "config.json: model_type='electra'"),
-        ({"model_type": None}, "config.json: model_type=None"),
+        ({"model_type": None}, "config.json: model_type is missing, .*: its tensors have the names of llama: "),
         ({"model_type": ["llama"]}, r"config.json: model_type=\['llama'\]"),
         ({"hidden_size": None}, "config.json: hidden_size is missing"),
         ({"hidden_size": "12"}, "config.json: hidden_size='12' has the wrong type str: it must be an integer"),
@@ -290,6 +290,55 @@ def test_folders_without_weights_or_without_any_file_are_errors(folder, tmp_path
     assert error_of(folder).endswith(f"{folder}: it has neither {WEIGHTS} nor {INDEX}")
     (tmp_path / "empty").mkdir()
     assert "a Hugging Face folder (config.json and safetensors)" in error_of(tmp_path / "empty")
+
+
+def test_a_checkpoint_of_a_trainer_is_read_and_its_output_names_it(folder, tmp_path):
+    """Pickles of the optimizer are no weights, with a model beside them and without one."""
+    output = tmp_path / "output"
+    shutil.copytree(folder, output / "checkpoint-20")
+    for name in ("optimizer.pt", "scheduler.pt", "rng_state.pth", "training_args.bin"):
+        (output / "checkpoint-20" / name).write_bytes(pickle.dumps(1))
+    (output / "training_args.bin").write_bytes(pickle.dumps(1))
+    assert xf.load(output / "checkpoint-20").config.vocab_size == 257
+    says = f"{output} is the output of a Trainer: give the model in it, {output / 'checkpoint-20'}"
+    assert error_of(output) == says
+    shutil.copy(folder / "config.json", output)
+    assert error_of(output) == says
+    (output / "checkpoint-20" / WEIGHTS).unlink()
+    assert error_of(output / "checkpoint-20").endswith("are not those of a model's weights")
+
+
+@pytest.mark.parametrize("name", ["score.weight", "classifier.bias", "classification_head.dense.weight", "qa_outputs.bias"])
+def test_the_head_of_a_classifier_is_named(folder, name):
+    """Also where the head of a language model is missing."""
+    edit_tensors(folder, lambda tensors: tensors.update({name: tensors.pop("lm_head.weight")[0]}))
+    assert f"tensor {name} is the head of a classifier, whose outputs are no tokens: give the lang" in error_of(folder)
+
+
+@pytest.mark.parametrize(
+    "name, what",
+    [
+        ("model.Q4_K_M.gguf", "GGUF, the weights of llama.cpp, cannot be read: .* transformers 5 .*gguf_file=name"),
+        ("flax_model.msgpack", "the weights of Flax cannot be read: .* transformers 4 .*from_flax=True"),
+        ("tf_model.h5", "the weights of TensorFlow cannot be read: .* transformers 4 .*from_tf=True"),
+        ("bert_model.ckpt.index", "the weights of TensorFlow cannot be read"),
+        ("model.ckpt-1000.index", "the weights of TensorFlow cannot be read"),
+        ("onnx/model.onnx", "ONNX cannot be read: take safetensors of the same model$"),
+        ("model.onnx", "ONNX cannot be read: take safetensors of the same model$"),
+    ],
+)
+@pytest.mark.parametrize("config", [True, False])
+def test_weights_of_other_libraries_are_named(folder, name, what, config):
+    """With safetensors beside them they are passed over."""
+    (folder / name).parent.mkdir(exist_ok=True)
+    (folder / name).write_bytes(b"weights")
+    assert xf.load(folder).config.vocab_size == 257
+    (folder / WEIGHTS).unlink()
+    if config:
+        assert re.search(f"^{folder / name}: {what}", error_of(folder))
+    elif "/" not in name:
+        (folder / "config.json").unlink()
+        assert re.search(f"^{folder / name}: {what}", error_of(folder))
 
 
 def test_a_step_of_a_folder_is_an_error(folder):

@@ -9,6 +9,7 @@ import xfresearch as xf
 from tests.interop.edits import UP, WEIGHTS, edit_config, edit_tensors
 from tests.interop.published import LLAMA_2, MIXTRAL, OLMOE, PYTHIA
 from tests.interop.published_2025 import GEMMA_3, OLMO_3
+from tests.interop.record import RECORDED
 from xfresearch import convert
 from xfresearch.interop.config_json import read_model
 from xfresearch.interop.families import FAMILIES, family_of
@@ -79,6 +80,27 @@ def test_an_unknown_family_has_no_hint_that_misleads():
     text = str(caught.value)
     assert "families are gpt2, " in text and text.endswith("no family reads the keys state_size")
     assert "did you mean" not in text
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in RECORDED.iterdir() if (path / WEIGHTS).exists()))
+def test_without_a_model_type_the_family_of_the_tensors_is_named(name, tmp_path):
+    folder = shutil.copytree(RECORDED / name, tmp_path / "m")
+    edit_config(folder, model_type=None, architectures=None)
+    with pytest.raises(xf.UserError) as caught:
+        xf.load(folder)
+    fits = f'its tensors have the names of {name}: add "model_type": "{name}"'
+    assert str(caught.value) == f"{folder}: config.json: model_type is missing, as in files of 2019: {fits}"
+    edit_config(folder, model_type=name)
+    xf.load(folder)
+
+
+def test_without_a_model_type_names_of_2018_and_without_a_prefix_are_recognised():
+    bert = ["embeddings.LayerNorm.gamma", "encoder.layer.0.attention.output.LayerNorm.beta", "pooler.dense.bias"]
+    for tensors, family in ((bert, "bert"), (["wte.weight", "h.0.attn.c_attn.weight", "h.0.attn.bias"], "gpt2")):
+        with pytest.raises(Unsupported, match=f"names of {family}: add"):
+            family_of({}, lambda tensors=tensors: tensors)
+    with pytest.raises(Unsupported, match="it must be one of gpt2, "):
+        family_of({}, lambda: ["a.weight"])
 
 
 def test_every_key_that_a_family_writes_is_one_that_it_reads():

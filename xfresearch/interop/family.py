@@ -8,6 +8,7 @@ and export writes.
 """
 
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
@@ -223,6 +224,14 @@ class Family:
         for old, new in self.old_names.items():
             name = name.removesuffix(old) + new if name.endswith(old) else name
         return name
+
+    def shares(self, names: list[str]) -> tuple[float, float]:
+        """The share of names of tensors that are a row's, with the prefix or without it, and that of rows that have one."""
+        rows = [re.sub(r"\\{\w+\\}", r"\\d+", re.escape(row.theirs)) for row in self.rows]
+        patterns = [re.compile(f"{row}|{row.removeprefix(re.escape(self.prefix))}") for row in rows]
+        found = {(row, name) for row in patterns for name in names if row.fullmatch(self.present_name(name))}
+        rows_of, names_of = map(set, zip(*found, strict=True)) if found else (set(), set())
+        return len(names_of) / max(1, len(names)), len(rows_of) / len(rows)
 
     @property
     def two_stacks(self) -> bool:

@@ -4,17 +4,30 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable
+from fnmatch import fnmatchcase
+from itertools import chain
 from pathlib import Path
 
 from xfresearch.interop.tensor_files import DTYPES, PendingTensor, StoredTensor, tensors_in, write
 from xfresearch.runtime.errors import UserError
-from xfresearch.runtime.files import files_in, inside, names_in, read_bytes, read_object, write_text
+from xfresearch.runtime.files import files_in, found_in, inside, names_in, read_bytes, read_object, write_text
 from xfresearch.runtime.formats import check_whole
+from xfresearch.runtime.model_paths import with_models
 
 INDEX = "model.safetensors.index.json"
 ADAPTER = "adapter_config.json"
 SHARD = re.compile(r"model-(\d{5})-of-(\d{5})\.safetensors")
 PICKLES = ("*.bin", "*.pt", "*.pth")
+OF_TRAINING = ("training_args.bin", "optimizer.*", "scheduler.pt", "scaler.pt", "rng_state*")  # pickles without weights
+# Weights that are not read: {patterns of their files: (what they are, what writes safetensors of them)}.
+_WRITES = ", or let transformers {} write them: from_pretrained(folder, {}), then save_pretrained"
+_FOREIGN = {
+    ("*.gguf",): ("GGUF, the weights of llama.cpp,", _WRITES.format(5, "gguf_file=name")),
+    ("*.msgpack",): ("the weights of Flax", _WRITES.format(4, "from_flax=True")),
+    ("*.h5", "*.ckpt*.index", "saved_model.pb"): ("the weights of TensorFlow", _WRITES.format(4, "from_tf=True")),
+    ("*.onnx", "onnx/*.onnx"): ("ONNX", ""),
+}
+_WEIGHTS = ("*.safetensors", INDEX, *PICKLES, *chain.from_iterable(_FOREIGN))
 
 
 def is_folder(path: Path) -> bool:
@@ -25,7 +38,22 @@ def is_folder(path: Path) -> bool:
 
 
 def _weights(folder: Path) -> list[str]:
-    return sorted(name for pattern in ("*.safetensors", INDEX, *PICKLES) for name in names_in(folder, pattern))
+    """The files of weights in a folder, of this and other libraries."""
+    return [name for name in names_in(folder) if _matches(name, *_WEIGHTS)]
+
+
+def _matches(name: str, *patterns: str) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def _check_foreign(folder: Path) -> None:
+    """Raises UserError for a folder with weights of another library, or with models in it."""
+    for patterns, (what, writes) in _FOREIGN.items():
+        found = [path for pattern in patterns for path in found_in(folder, pattern)]
+        if found:
+            raise UserError(f"{found[0]}: {what} cannot be read: take safetensors of the same model{writes}")
+    if what := with_models(folder):
+        raise UserError(f"{folder} is {what}")
 
 
 def _config_or_nothing(folder: Path) -> dict:
@@ -41,6 +69,7 @@ def read_config(folder: Path) -> dict:
     if not file.is_file():
         if (folder / "adapter_config.json").is_file():
             raise UserError(f"{folder}: an adapter (LoRA) without its model: merge it into the model, and give that folder")
+        _check_foreign(folder)
         raise UserError(f"{file}: file not found: a Hugging Face folder must have one")
     return read_object(file)
 
@@ -91,12 +120,13 @@ def _files(folder: Path) -> list[Path]:
         return files
     if shards := _shards(folder):
         return shards
-    pickles = sorted(name for pattern in PICKLES for name in names_in(folder, pattern))
+    pickles = [name for name in _weights(folder) if _matches(name, *PICKLES) and not _matches(name, *OF_TRAINING)]
     if pickles:
         raise UserError(
             f"{folder / pickles[0]}: pickle files can run arbitrary code and are not supported: "
             "save the model as safetensors"
         )
+    _check_foreign(folder)
     others = [name for name in _weights(folder) if name != INDEX]
     hint = f": the names of its files, such as {others[0]}, are not those of a model's weights" if others else ""
     raise UserError(f"{folder}: it has neither model.safetensors nor {INDEX}{hint}")

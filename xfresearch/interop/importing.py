@@ -35,6 +35,7 @@ from xfresearch.runtime.terminal import bar as progress_bar
 from xfresearch.runtime.trees import path_name
 from xfresearch.sharding.capacity import require_room_for
 
+CLASSES = r"(score|classifier|classification_head|multiple_choice_head|qa_outputs)\..*"  # tensors of heads for classes
 ALIGNMENT = 64  # bytes; JAX on CPU uses NumPy memory without a copy if it is aligned to this
 
 
@@ -89,7 +90,7 @@ def read_header(folder: Path) -> Header:
     folders.check_adapter(folder)
     config = folders.read_config(folder)
     try:
-        family = family_of(config)
+        family = family_of(config, lambda: folders.stored_tensors(folder))
         stored = {family.present_name(name): tensor for name, tensor in folders.stored_tensors(folder).items()}
         dtype = folders.common_dtype(stored)
         check_counts(family, config, len(stored))
@@ -169,6 +170,10 @@ def check(
         raise UserError(
             f"{folder}: {family.name} has no tensor for {sorted(uncovered)[0]}, which its config.json requires"
         )
+    classes = [name for name in stored if re.fullmatch(CLASSES, name)]
+    if classes:
+        what = "the head of a classifier, whose outputs are no tokens"
+        raise UserError(f"{folder}: tensor {classes[0]} is {what}: give the language model that it was made from")
     packed = [name for name in stored if name not in expected and name.removesuffix("_blocks") + "_scales" in stored]
     if packed:
         raise UserError(f"{folder}: tensor {packed[0]}, with its scales, is packed: {DEQUANTIZE}")

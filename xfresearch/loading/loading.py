@@ -26,6 +26,7 @@ from xfresearch.runtime import distributed
 from xfresearch.runtime.errors import UserError
 from xfresearch.runtime.files import exists, inside, require_no_dangling_link
 from xfresearch.runtime.formats import refused, sniff
+from xfresearch.runtime.model_paths import if_on_hub, require_path, with_models
 from xfresearch.sharding.capacity import require_room_for
 
 LOADED = (
@@ -108,6 +109,7 @@ def _is_foreign(path: epath.Path) -> bool:
 def locate(path: str | PathLike[str], step: int | None = None) -> tuple[epath.Path, int | None]:
     """The run's directory and the step that `path` or `step` names. A path in another library's format is returned as
     it is."""
+    require_path(path, LOADED)
     located = epath.Path(path).expanduser()
     require_no_dangling_link(located)
     if located.parent.name == "checkpoints" and store.is_step(located.name):
@@ -121,8 +123,10 @@ def locate(path: str | PathLike[str], step: int | None = None) -> tuple[epath.Pa
     if not exists(located / "config.json"):
         if located.is_file():
             raise refused(located, sniff(located), LOADED)
-        problem = "is not a run's directory" if located.exists() else "does not exist"
-        raise UserError(f"{located} {problem}: {LOADED}")
+        if not located.exists():
+            raise UserError(f"{located} does not exist: {if_on_hub(path)}{LOADED}")
+        what = with_models(located) or f"not a run's directory: {LOADED}"
+        raise UserError(f"{located} is {what}")
     return located, step
 
 

@@ -24,6 +24,7 @@ from xfresearch.runtime.files import (
     require_no_dangling_link,
 )
 from xfresearch.runtime.formats import refused, sniff
+from xfresearch.runtime.model_paths import if_on_hub, require_path, with_models
 
 _FILES = ("bytes.json", "tokenizer.json", "tokenizer.model", "vocab.json", "encoder.json", "llama2c.bin", VOCABULARY)
 _WITH_SETTINGS = ("vocab.json", "encoder.json", VOCABULARY)  # files that do not say themselves how a text is split
@@ -60,13 +61,15 @@ def load_tokenizer(path) -> Tokenizer:
     text (special_tokens.py); next to vocab.json, encoder.json and vocab.txt always, because these need not be GPT-2's and
     BERT's. Raises UserError if there is no tokenizer or it cannot be read.
     """
+    wanted = "it must be 'bytes', 'bpe', or the path of an existing tokenizer file or directory"
+    require_path(path, wanted)
     path = epath.Path(path).expanduser()
     require_no_dangling_link(path)
     file = _tokenizer_file(path) if is_directory(path) else path
     if not exists(file) or is_directory(file):
+        typo = nearest(str(path), ("bytes", "bpe"))
         raise UserError(
-            f"config.data.tokenizer={str(path)!r} is not allowed: it must be 'bytes', 'bpe', or the path of"
-            f" an existing tokenizer file or directory{nearest(str(path), ('bytes', 'bpe'))}"
+            f"config.data.tokenizer={str(path)!r} is not allowed: {'' if typo else if_on_hub(path)}{wanted}{typo}"
         )
     file_format = sniff(file)
     if file_format.kind not in _KINDS or file_format.compression:
@@ -108,9 +111,8 @@ def _tokenizer_files(directory: epath.Path) -> list[epath.Path]:
 def _tokenizer_file(directory: epath.Path) -> epath.Path:
     found = _tokenizer_files(directory)
     if not found:
-        raise UserError(
-            f"config.data.tokenizer={str(directory)!r}: the directory contains none of {', '.join(_FILES)} or *.model"
-        )
+        none = f"the directory contains none of {', '.join(_FILES)} or *.model"
+        raise UserError(f"config.data.tokenizer={str(directory)!r}: {with_models(directory) or none}")
     return found[0]
 
 
