@@ -237,20 +237,21 @@ def table(path, file_format: FileFormat, *fields: str, option: str = TEXT_FIELD)
     try:
         with utf8(path, file_format) as stream:
             lines = io.TextIOWrapper(stream, "utf-8-sig", newline="")
-            above = len(lines.readline()[:1]) if form.stated else 0
+            if form.stated:
+                lines.readline()
             reader = csv.reader(lines, delimiter=form.separator, strict=True, quoting=form.quoting)
             first = next(reader, [])
             columns = [str(number + 1) for number in range(len(first))] if numbered else first
-            _check_header(path, f"{path}:{above + 1}", fields, columns, option)
+            _check_header(path, f"{path}:{form.stated + 1}", fields, columns, option)
             for row in chain([first] if numbered else [], reader):
-                where = f"{path}:{above + reader.line_num}"
+                where = f"{path}:{form.stated + reader.line_num}"
                 if row and len(row) != len(columns):
                     size = f"the row has {len(row)} values, separated by {form.separator!r}"
                     raise UserError(f"{where}: {size}; the first one has {len(columns)}")
                 if row:
                     yield where, dict(zip(columns, row, strict=True))
     except csv.Error as error:
-        raise UserError(f"{path}:{above + reader.line_num}: not a valid {file_format.kind.upper()} row: {error}") from None
+        raise UserError(f"{path}:{form.stated + reader.line_num}: not a valid {file_format.kind.upper()} row: {error}") from None
     except UnicodeDecodeError:
         _check_lines(path, file_format)
         raise

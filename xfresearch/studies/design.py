@@ -38,7 +38,7 @@ Overrides = tuple[str, ...]
 class Study:
     question: str = option("", "the question, as people ask it")
     rule: str = option("", "what will be concluded from which result, written before anything runs")
-    base: str = option("", "config file of the base, FILE[:arg]")
+    base: str = option("", "config of the base: a name, or FILE[:arg]")
     options: Overrides = option((), "overrides of the base in every arm, such as 'steps=500'")
     sizes: dict[str, Overrides] = dataclasses.field(default_factory=dict)  # name: overrides
     more_sizes: dict[str, Overrides] = dataclasses.field(default_factory=dict)  # sizes that --add-rung adds later
