@@ -251,7 +251,8 @@ def table(path, file_format: FileFormat, *fields: str, option: str = TEXT_FIELD)
                 if row:
                     yield where, dict(zip(columns, row, strict=True))
     except csv.Error as error:
-        raise UserError(f"{path}:{form.stated + reader.line_num}: not a valid {file_format.kind.upper()} row: {error}") from None
+        where, kind = f"{path}:{form.stated + reader.line_num}", file_format.kind.upper()
+        raise UserError(f"{where}: not a valid {kind} row: {error}") from None
     except UnicodeDecodeError:
         _check_lines(path, file_format)
         raise
