@@ -6,11 +6,12 @@ An encoder reads the sources, and a model that is not causal fills masks.
 Text is streamed to standard output, timings go to standard error.
 """
 
+import json
 import sys
 import time
 
 from xfresearch.evaluation.held_out import at_least
-from xfresearch.models.sampling import DEFAULT, Beams
+from xfresearch.models.sampling import DEFAULT, Sampling, Settings
 from xfresearch.runtime import command
 from xfresearch.runtime.errors import UserError
 from xfresearch.runtime.files import read_bytes, write_json
@@ -25,8 +26,10 @@ examples:
 Without a prompt, the model starts a new text. The same seed gives the same text.
 A prompt beside a source is the beginning of its target: one for all sources, or one for each."""
 
+OF_FOLDER = "that of the model's Hugging Face folder, or else {}"
+STOPPING = "a search ends once N texts have ended: true, false (if no other one is better), or never (if none can be)"
 GUESSES = 5  # of a mask, by default
-SETTINGS = ("max_new_tokens", "temperature", "top_k", "top_p", "seed", "beams", "length_penalty")
+SETTINGS = ("max_new_tokens", "temperature", "top_k", "top_p", "seed", "beams", *Settings.__annotations__)
 
 
 def main(arguments: list[str]) -> None:
@@ -57,8 +60,18 @@ def main(arguments: list[str]) -> None:
         ]
         if sources:
             samples = [{"source": source, **sample} for source, sample in zip(sources, samples, strict=True)]
+        settings |= used(lm, options)
         result = {"workdir": options.workdir, "step": lm.step, **settings, **printer.timing(), "samples": samples}
         write_json(options.json, result)
+
+
+def used(lm, options) -> dict:
+    """The settings that texts were generated with, those of the model's folder included."""
+    from xfresearch.loading.generating import way
+
+    given = {name: getattr(options, name) for name in Settings.__annotations__}
+    how = vars(way(lm.source, Sampling(options.temperature, options.top_k, options.top_p), options.beams, given))
+    return {name: value for name, value in how.items() if name != "rules"} | vars(how["rules"])
 
 
 def parser() -> command.Parser:
@@ -89,14 +102,27 @@ def parser() -> command.Parser:
         ("top-k", int, "K", "sample from the K likeliest tokens; 0: all", DEFAULT.top_k),
         ("top-p", float, "P", "sample from the fewest tokens with total probability P", DEFAULT.top_p),
         ("beams", int, "N", "search for the likeliest text with N beams", 1),
-        ("length-penalty", float, "A", "score of a beam: sum of log p / tokens^A", Beams.length_penalty),
+        ("length-penalty", float, "A", "score of a beam: sum of log p / tokens^A", OF_FOLDER.format(1)),
+        ("early-stopping", json_value, "WHEN", STOPPING, OF_FOLDER.format("false")),
+        ("no-repeat-ngram-size", int, "N", "no N tokens follow each other twice; 0: they may", OF_FOLDER.format(0)),
+        ("min-length", int, "N", "fewest tokens, those of the prompt included", OF_FOLDER.format(0)),
+        ("repetition-penalty", float, "P", "divides scores of tokens that were there before", OF_FOLDER.format(1)),
+        ("bad-words-ids", json_value, "IDS", "token ids that no text has: [[58100], [5, 8]]", OF_FOLDER.format("none")),
     ):
-        value = None if flag == "temperature" else default
+        value = default if flag in ("top-k", "top-p", "beams") else None
         words = f"{meaning} (default: {default})"
         made.add_argument(f"--{flag}", type=kind, default=value, metavar=metavar, help=words)
     made.add_argument("--seed", type=int, default=0, metavar="N", help="seed of sampling (default: 0)")
     made.add_argument("--json", metavar="FILE", help="also write prompts, texts and timings as JSON")
     return made
+
+
+def json_value(text: str):
+    """The value that a text is in JSON; other texts are themselves."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
 
 
 def parse(arguments: list[str]):

@@ -10,13 +10,14 @@ import pytest
 
 from tests.contracts.two_stacks import MODELS
 from tests.contracts.variants import in_float64, model, random_params
-from xfresearch.loading.generating import sampling_or_beams
+from tests.reference.rules import after_rules
+from xfresearch.loading.generating import way
 from xfresearch.models import beams, decoding
 from xfresearch.models.context import Source
 from xfresearch.models.forced import begun, with_forced
 from xfresearch.models.inputs import forward
 from xfresearch.models.model_config import resolve_model
-from xfresearch.models.sampling import Beams, Sampling
+from xfresearch.models.sampling import NO_RULES, Beams, Rules, Sampling
 from xfresearch.runtime.errors import UserError
 
 V, STOP, LONGEST = 6, 0, 10
@@ -29,14 +30,20 @@ def small(config):
 
 
 @partial(jax.jit, static_argnums=0)
-def _log_p(config, params, tokens_BL, source):
+def _logits(config, params, tokens_BL, source):
     lm, out = forward(config, params, tokens_BL, source=source)
-    return jax.nn.log_softmax(lm.logits(out.hidden_BLD))
+    return lm.logits(out.hidden_BLD)
 
 
-def log_p(config, params, tokens, source):
+def logits(config, params, tokens, source):
     """Of the token after these, which are padded to one length: later ones change nothing."""
-    return np.asarray(_log_p(config, params, np.array([tokens + [0] * (LONGEST - len(tokens))]), source))[0, len(tokens) - 1]
+    tokens_BL = np.array([tokens + [0] * (LONGEST - len(tokens))])
+    return np.asarray(_logits(config, params, tokens_BL, source))[0, len(tokens) - 1]
+
+
+def log_p(config, params, tokens, source, rules=NO_RULES):
+    """Of the next token, after the rules."""
+    return after_rules(jax.nn.log_softmax(logits(config, params, tokens, source)), tokens, rules, (STOP,))
 
 
 def plain(config, params, prompt, count, how, source=None, forced=(None, None)) -> tuple[list[int], float]:
@@ -47,7 +54,7 @@ def plain(config, params, prompt, count, how, source=None, forced=(None, None)) 
         found = [
             (text + [token], total + each * (only.get(length) is None))
             for text, total in going
-            for token, each in enumerate(log_p(config, params, prompt + text, source))
+            for token, each in enumerate(log_p(config, params, prompt + text, source, how.rules))
             if only.get(length) in (None, token)
         ]
         found = sorted(found, key=lambda item: -item[1])
@@ -55,10 +62,18 @@ def plain(config, params, prompt, count, how, source=None, forced=(None, None)) 
         ended += [(t, total / length**how.length_penalty) for t, total in found[: how.beams] if last or t[-1] == STOP]
         ended = sorted(ended, key=lambda item: -item[1])[: how.beams]
         going = [] if last else [(t, total) for t, total in found if t[-1] != STOP][: how.beams]
-        if not going or len(ended) == how.beams and going[0][1] / length**how.length_penalty <= ended[-1][1]:
+        if not going or len(ended) == how.beams and done(how, going[0][1], length, count, ended[-1][1]):
             break
     text, score = ended[0]
     return [token for token in text if token != STOP], score
+
+
+def done(how, total: float, length: int, count: int, worst: float) -> bool:
+    """Whether a search ends that has enough texts, the `worst` of which has this score."""
+    if how.early_stopping is True:
+        return True
+    greatest = count if how.early_stopping == "never" and how.length_penalty > 0 else length
+    return total / greatest**how.length_penalty <= worst
 
 
 @pytest.mark.parametrize("kind", ["one stack", "two stacks"])
@@ -73,6 +88,40 @@ def test_a_search_equals_a_plain_one(kind, x64):
         expected = [plain(config, params, *each) for each in zip(PROMPTS, [6] * 2, [how] * 2, own, strict=True)]
         assert [each.tokens for each in found] == [text for text, _ in expected]
         assert [each.score for each in found] == pytest.approx([score for _, score in expected], rel=1e-5)
+
+
+@pytest.mark.parametrize("penalty", [2.0, 1.0, 0.0, -1.0])
+def test_a_search_ends_when_its_settings_say(penalty, x64):
+    """By the three values of early_stopping, which find three texts if long texts score well."""
+    config, _ = small(model({}))
+    params, texts = random_params(config, seed=0), []
+    for early in (True, False, "never"):
+        how = Beams(2, penalty, early)
+        found = beams.search(config, params, [[4]], 8, how, (STOP,))[0]
+        text, score = plain(config, params, [4], 8, how)
+        assert found.tokens == text and found.score == pytest.approx(score, rel=1e-5)
+        texts += [text]
+    assert penalty < 2 or texts == [[1], [1, 3], [1, 3, 1, 3, 1, 3, 1]]
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [Rules(2), Rules(3, 4), Rules(min_length=6), Rules(repetition_penalty=1.5), Rules(bad_words_ids=[[4], [2, 3], [STOP]])],
+)
+def test_a_search_obeys_rules(rules, x64):
+    """Of two prompts of different lengths, whose beams change places."""
+    config, params = small(model({}))
+    how = Beams(3, rules=rules)
+    found = beams.search(config, params, PROMPTS, 7, how, (STOP,))
+    expected = [plain(config, params, prompt, 7, how) for prompt in PROMPTS]
+    assert [each.tokens for each in found] == [text for text, _ in expected]
+    assert [each.score for each in found] == pytest.approx([score for _, score in expected], rel=1e-5)
+
+
+def test_a_search_in_which_the_rules_forbid_every_token_ends(x64):
+    config, params = small(model({}))
+    found = beams.search(config, params, [[1, 2, 3, 4]], 6, Beams(2, rules=Rules(1)), (STOP,))[0]
+    assert set(found.tokens[:1]) <= {5} and beams.search(config, params, [[*range(V)]], 2, Beams(2, rules=Rules(1)))
 
 
 @pytest.mark.parametrize("forced", [(None, STOP), (2, None), (2, STOP), (3, 4)])
@@ -121,8 +170,15 @@ def test_one_beam_is_greedy(x64):
     [
         (lambda: Beams(0), "beams=0"),
         (lambda: Beams(2, math.inf), "length_penalty=inf"),
-        (lambda: sampling_or_beams(Sampling(0.5), Beams(2)), "temperature=0.5 is not allowed with beams=2"),
-        (lambda: sampling_or_beams(Sampling(0.0), Beams(1, 2.0)), "length_penalty=2.0 is not allowed with beams=1"),
+        (lambda: Beams(2, early_stopping="ever"), "early_stopping='ever' .* True, False or 'never'"),
+        (lambda: way(None, Sampling(0.5), 2, {}), "temperature=0.5 is not allowed with beams=2"),
+        (lambda: way(None, Sampling(0.0), 1, {"length_penalty": 2.0}), "length_penalty=2.0 is not allowed with beams=1"),
+        (lambda: way(None, Sampling(0.0), 1, {"early_stopping": False}), "early_stopping=False is not allowed with beams=1"),
+        (lambda: Rules(no_repeat_ngram_size=-1), "no_repeat_ngram_size=-1 .* an integer of at least 0"),
+        (lambda: Rules(min_length=True), "min_length=True"),
+        (lambda: Rules(repetition_penalty=0), "repetition_penalty=0 .* a number above 0"),
+        (lambda: Rules(bad_words_ids=[[1], []]), "bad_words_ids=.* a list of lists of token ids"),
+        (lambda: Rules(bad_words_ids=[["a"]]), "bad_words_ids=.* a list of lists of token ids"),
     ],
 )
 def test_errors_name_the_argument(how, words):

@@ -26,6 +26,7 @@ from xfresearch.data.records import Record
 from xfresearch.editing.texts import fitting, prompts_after
 from xfresearch.editing.values import values_of
 from xfresearch.models.model_config import ModelConfig
+from xfresearch.models.sampling import NO_RULES
 from xfresearch.models.taps import captured, request
 from xfresearch.runtime.errors import UserError
 from xfresearch.runtime.progress import stage
@@ -43,7 +44,8 @@ def prefixes_of(lm, seed: int = 0) -> list[str]:
     for count, length in PREFIXES:
         source = {"source": [""] * count} if lm.config.encoder else {}
         seeds = [seed * 1000 + len(prefixes) + number for number in range(count)]
-        texts = lm.generate([""] * count, max_new_tokens=length, temperature=1.0, top_p=1.0, seed=seeds, **source)
+        how = {"max_new_tokens": length, "temperature": 1.0, "top_p": 1.0, "seed": seeds, **vars(NO_RULES)}
+        texts = lm.generate([""] * count, **how, **source)
         prefixes += [f"{text.strip().rstrip('.')}. " for text in texts]
     return prefixes
 

@@ -38,6 +38,7 @@ from xfresearch.analysis.recall import score
 from xfresearch.data.records import Record
 from xfresearch.models.inputs import encode
 from xfresearch.models.model_config import longest_sequence
+from xfresearch.models.sampling import NO_RULES
 from xfresearch.runtime.summaries import bootstrap_interval, mean_of_known
 
 SCORED = ("efficacy", "paraphrase", "neighbourhood")  # what S is made of
@@ -135,6 +136,7 @@ def _generated(lm, requests: Sequence[Record], seed: int) -> list[list[str]]:
         return [[] for _ in requests]
     seeds = [seed + number for texts in prompts for number in range(len(texts))]
     how: dict = {"max_new_tokens": room, "temperature": 1.0, "top_k": TOP_K, "top_p": 1.0, "seed": seeds}
+    how |= vars(NO_RULES)  # not those of the model's folder
     written = iter(lm.generate(source=flat, **how) if lm.config.encoder else lm.generate(flat, **how))
     joint = " " if lm.config.encoder else ""
     return [[f"{text}{joint}{next(written)}" for text in texts] for texts in prompts]

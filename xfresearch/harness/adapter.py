@@ -14,6 +14,7 @@ from xfresearch.harness.items import Items
 from xfresearch.loading.language_model import LanguageModel
 from xfresearch.models.context import Execution
 from xfresearch.models.reach import trained_reach
+from xfresearch.models.sampling import NO_RULES
 from xfresearch.runtime import distributed
 from xfresearch.runtime.errors import UserError
 from xfresearch.runtime.terminal import bar as progress_bar
@@ -93,7 +94,8 @@ class Adapter(TemplateLM):
         """The text for each question. Sampled texts vary, so they are not saved."""
         if sampled:
             return [text for _, text in sorted(sum(generate(questions), []))]
-        return self._answers("text", questions, generate)
+        rules = generating.rules_of(self.lm)
+        return self._answers("text" if rules == NO_RULES else f"text by {rules}", questions, generate)
 
     def _generate(self, requests: list) -> Iterator:
         return generating.generate(self.lm, requests, self.batch_size, self.mesh)

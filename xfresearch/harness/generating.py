@@ -2,12 +2,14 @@
 that the model's settings force (models/forced.py) count among its new ones."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import cycle, islice
 from typing import NamedTuple
 
+from xfresearch.interop import generation
 from xfresearch.models import decoding
 from xfresearch.models.forced import begun, with_forced
-from xfresearch.models.sampling import Sampling
+from xfresearch.models.sampling import Rules, Sampling, parts
 from xfresearch.models.sources import padded
 from xfresearch.runtime.errors import UserError
 from xfresearch.sharding import placing
@@ -60,10 +62,10 @@ def complete(
     size = placing.round_up(mesh, 1 << (len(requests) - 1).bit_length())  # few sizes: few programs to compile
     asked = [request.tokens for request in islice(cycle(requests), size)]
     prompts, count, first, last = begun(lm.tokenizer.forced, asked, max_new_tokens)
-    settings = Sampling(*sampling) if sampling else Sampling(temperature=0.0)
+    how = replace(Sampling(*sampling) if sampling else Sampling(temperature=0.0), rules=rules_of(lm))
     limits = {"stops": lm.tokenizer.stops, "vocab_size": lm.tokenizer.vocab_size}
     limits |= {"source": padded([*islice(cycle(sources), size)])} if sources else {}
-    chunks = decoding.generate(lm.config, lm.params, prompts, count, settings, seed, **limits, mesh=mesh)
+    chunks = decoding.generate(lm.config, lm.params, prompts, count, how, seed, **limits, mesh=mesh)
     own = (chunk[: len(requests)] for chunk in chunks)  # the rows after are padding
     for chunk in with_forced(own, first, last, lm.tokenizer.stops, len(requests), count):
         for row, (tokens, request) in enumerate(zip(chunk, requests, strict=True)):
@@ -74,6 +76,11 @@ def complete(
             break
     texts = [text + reader.flush() for text, reader in zip(texts, readers, strict=True)]
     return [truncate(text, request.stops) for text, request in zip(texts, requests, strict=True)]
+
+
+def rules_of(lm) -> Rules:
+    """The rules of texts in the settings of the model's folder, which HFLM, lm_eval's own adapter, obeys, too."""
+    return Rules(**parts(generation.settings(lm.source))[0])
 
 
 def has_stop(text: str, stops: Sequence[str]) -> bool:

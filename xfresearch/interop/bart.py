@@ -94,7 +94,6 @@ FAMILY = Family(
     without_effect=(
         *("encoder_layerdrop", "decoder_layerdrop", "classif_dropout", "add_bias_logits", "add_final_layer_norm"),
         *("normalize_before", "normalize_embedding", "static_position_embeddings", "extra_pos_embeddings"),
-        *("no_repeat_ngram_size", "length_penalty", "early_stopping", "num_return_sequences"),
     ),
     prefix="model.",
 )

@@ -4,6 +4,7 @@ import json
 from collections.abc import Sequence
 from datetime import datetime
 
+from xfresearch.interop.source import object_in
 from xfresearch.runtime.errors import UserError
 
 FILES = ("chat_template.jinja", "chat_template.json", "tokenizer_config.json")  # the first with a template counts
@@ -45,7 +46,7 @@ def _template(files: dict[str, bytes]) -> tuple[str, str]:
             continue
         if name.endswith(".jinja"):
             return name, files[name].decode("utf-8", "replace")
-        template = _object(files, name).get("chat_template")
+        template = object_in(files, name).get("chat_template")
         if isinstance(template, list):  # several, with names
             named = {each.get("name"): each.get("template") for each in template if isinstance(each, dict)}
             template = named.get("default")
@@ -56,14 +57,6 @@ def _template(files: dict[str, bytes]) -> tuple[str, str]:
 
 def _special_tokens(files: dict[str, bytes]) -> dict[str, str]:
     """{'bos_token': '<s>', ...}."""
-    values = _object(files, "special_tokens_map.json") | _object(files, "tokenizer_config.json")
+    values = object_in(files, "special_tokens_map.json") | object_in(files, "tokenizer_config.json")
     contents = {key: value.get("content") if isinstance(value, dict) else value for key, value in values.items()}
     return {key: value for key, value in contents.items() if key.endswith("_token") and isinstance(value, str)}
-
-
-def _object(files: dict[str, bytes], name: str) -> dict:
-    try:
-        value = json.loads(files.get(name, b"{}"))
-    except ValueError as error:
-        raise UserError(f"{name}: not valid JSON: {error}") from None
-    return value if isinstance(value, dict) else {}

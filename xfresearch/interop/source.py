@@ -54,3 +54,12 @@ def small_files(*folder) -> dict[str, bytes]:
     arguments of files.inside."""
     files = files_in(*folder)
     return {file.name: read_bytes(file) for file in files if file.name in NAMES or file.suffix == ".model"}
+
+
+def object_in(files: dict[str, bytes], name: str) -> dict:
+    """The JSON object in one of a folder's `files`; {} if there is none. Raises UserError for a file that is not JSON."""
+    try:
+        value = json.loads(files.get(name, b"{}"))
+    except ValueError as error:
+        raise UserError(f"{name}: not valid JSON: {error}") from None
+    return value if isinstance(value, dict) else {}

@@ -2,6 +2,8 @@
 
 import sys
 
+from xfresearch.interop import generation
+
 # Keys that change no logits: names, versions, token ids, settings of training, generation, caches and other heads.
 HARMLESS = {
     *("architectures", "model_type", "_name_or_path", "transformers_version", "torch_dtype", "dtype", "auto_map"),
@@ -15,8 +17,8 @@ HARMLESS = {
     *("summary_type", "summary_use_proj", "summary_activation", "summary_proj_to_logits", "summary_first_dropout"),
     *("layerdrop", "activation_dropout", "reorder_and_upcast_attn", "_sliding_window_pattern", "unsloth_fixed"),
     *("custom_pipelines", "_commit_hash", "pruned_heads"),
-    *("temperature", "top_k", "top_p", "do_sample", "max_length", "min_length", "repetition_penalty", "num_beams"),
-    *("router_aux_loss_coef", "router_jitter_noise", "bad_words_ids", "begin_suppress_tokens", "suppress_tokens"),
+    *("router_aux_loss_coef", "router_jitter_noise"),
+    *generation.SETTINGS,
 }
 
 

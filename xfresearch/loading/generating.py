@@ -2,16 +2,19 @@
 
 import sys
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from numbers import Integral
 from typing import Any
 
 from xfresearch.data.tokenizers import Tokenizer
+from xfresearch.interop import generation
+from xfresearch.interop.source import Source as Folder
 from xfresearch.models import beams, decoding
 from xfresearch.models.context import Source
 from xfresearch.models.forced import begun, with_forced
 from xfresearch.models.inputs import patches
 from xfresearch.models.model_config import LIMITS, ModelConfig, longest_sequence
-from xfresearch.models.sampling import Beams, Sampling
+from xfresearch.models.sampling import Beams, Rules, Sampling, Settings, parts
 from xfresearch.models.taps import request
 from xfresearch.runtime.errors import UserError
 
@@ -37,6 +40,9 @@ def generated(
         raise UserError(f"seed={seed} is not allowed: it must be one number, or one for each of {len(tokens)} prompts")
     if not tokens:
         return iter(())
+    top = model.vocab_size - 1
+    if (highest := max(map(max, how.rules.bad_words_ids), default=0)) > top:
+        raise UserError(f"bad_words_ids: {highest} is not allowed: the model's token ids are 0 to {top}")
     longest = max(map(len, tokens))
     count = _new_tokens(model, longest, max_new_tokens)
     limits: dict[str, Any] = {"stops": tokenizer.stops, "vocab_size": tokenizer.vocab_size}
@@ -53,17 +59,21 @@ def generated(
     return with_forced(chunks, first, last, tokenizer.stops, len(tokens), count)
 
 
-def sampling_or_beams(sampling: Sampling, how: Beams) -> Sampling | Beams:
-    """The search, if it has more than one beam. Raises UserError if tokens are to be sampled as well, and for a length
-    penalty without a search."""
-    if how.beams == 1:
-        if how.length_penalty != Beams.length_penalty:
-            allowed = "it is read only by a beam search, with beams above 1"
-            raise UserError(f"length_penalty={how.length_penalty} is not allowed with beams=1: {allowed}")
-        return sampling
-    if sampling.temperature:
-        raise UserError(f"temperature={sampling.temperature} is not allowed with beams={how.beams}: it must be 0")
-    return how
+def way(source: Folder | None, sampling: Sampling, beams: int, given: Mapping[str, Any]) -> Sampling | Beams:
+    """How tokens are chosen: by a search if there is more than one beam. Settings that are not given, or None, are those of
+    the model's folder. Raises UserError if tokens are to be sampled in a search, and for its settings without one."""
+    if unknown := given.keys() - Settings.__annotations__.keys():
+        raise TypeError(f"generate() got an unexpected keyword argument {min(unknown)!r}")
+    given = {name: value for name, value in given.items() if value is not None}
+    rules, search = parts({**generation.settings(source), **given})
+    if beams != 1:
+        if sampling.temperature:
+            raise UserError(f"temperature={sampling.temperature} is not allowed with beams={beams}: it must be 0")
+        return Beams(beams, **search, rules=Rules(**rules))
+    for name, value in parts(given)[1].items():
+        allowed = "it is read only by a beam search, with beams above 1"
+        raise UserError(f"{name}={value} is not allowed with beams=1: {allowed}")
+    return replace(sampling, rules=Rules(**rules))
 
 
 def _new_tokens(model: ModelConfig, length: int, max_new_tokens: int | None) -> int:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace as with_fields
 from functools import partial
 from os import PathLike
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -26,7 +26,7 @@ from xfresearch.interop.source import Source
 from xfresearch.kernels.cross_entropy import token_nll
 from xfresearch.loading import edits as edited
 from xfresearch.loading.filling import Guesses, guesses, masked_ids, padded
-from xfresearch.loading.generating import generated, sampling_or_beams
+from xfresearch.loading.generating import generated, way
 from xfresearch.models import transformer
 from xfresearch.models.inputs import (
     as_tokens,
@@ -42,7 +42,7 @@ from xfresearch.models.inputs import (
 )
 from xfresearch.models.memories import memory
 from xfresearch.models.model_config import ModelConfig, check_length, longest_sequence
-from xfresearch.models.sampling import DEFAULT, Beams, Sampling
+from xfresearch.models.sampling import DEFAULT, Sampling, Settings
 from xfresearch.models.sources import SourceText, prompts_of, source_of
 from xfresearch.models.stack import end_formula, ends_with
 from xfresearch.models.stream import Stream
@@ -248,7 +248,7 @@ class LanguageModel:
         replace: Replacements | None = None,
         source: SourceText | None = None,
         beams: int = 1,
-        length_penalty: float = 1.0,
+        **settings: Unpack[Settings],
     ) -> str | list[str]:
         """Continues `prompt` and returns the new text, without the prompt; a list of prompts gives a list of texts. A prompt
         is a text, in which special tokens are text, or token ids, such as those of `encode` and `chat`.
@@ -262,14 +262,15 @@ class LanguageModel:
         those [B, 1, ...] of each new token. Each function is compiled anew.
         A model that was trained on prefixes (data.objective.kind) reads the prompt as one: its tokens see each other.
         `source` is what the encoder of a model with two stacks reads, a text or ids, or a list of them. The prompt is then
-        the beginning of the target. `beams` above 1 search for the likeliest text, with temperature 0: that with
-        the largest sum of log p of its tokens over their number to the power of `length_penalty`.
+        the beginning of the target. `beams` above 1 search for the likeliest text, with temperature 0 (models/beams.py).
+        `settings` are no_repeat_ngram_size, min_length, repetition_penalty, bad_words_ids and, of a search, length_penalty
+        and early_stopping, as in `transformers` (models/sampling.py); by default, those of the model's folder.
         """
         tokenizer = self._reader()
         tokens, one, read = prompts_of(self.config, tokenizer, prompt, source)
         texts = [""] * len(tokens)
         readers = [tokenizer.decode_stream(self._begins(ids)) for ids in tokens]
-        how = sampling_or_beams(Sampling(temperature, top_k, top_p), Beams(beams, length_penalty))
+        how = way(self.source, Sampling(temperature, top_k, top_p), beams, settings)
         prefix = self.run.data.objective.kind == "prefix" and not self.config.encoder
         asked = (tokens, read, max_new_tokens, how, seed, replace or {}, prefix)
         chunks = generated(self.config, self.params, tokenizer, *asked)

@@ -3,8 +3,13 @@
     score = (sum of log p of the tokens, the stop included) / (number of tokens)^length_penalty
 
 as `transformers` computes it (Wu et al. 2016, eq. 14, have another penalty). A prompt is done when `beams` continuations
-have ended and no other one has a better score at its present length: early_stopping=False there, the default. Rows of the
-decoding state are beams: a step gathers the beams that go on, with their caches, and the host keeps the texts.
+have ended and, by `early_stopping`,
+
+    False    no other one has a better score at its present length
+    "never"  no other one can get a better score: with a length penalty above 0, at the greatest length
+    True     at once
+
+Rows of the decoding state are beams: a step gathers the beams that go on, with their caches, and the host keeps the texts.
 """
 
 from collections.abc import Sequence
@@ -20,6 +25,7 @@ from xfresearch.models.context import Source
 from xfresearch.models.decoding import advance, for_steps, pad_left, prefill, round_up, row_keys
 from xfresearch.models.forced import NONE, Forced, forced_in
 from xfresearch.models.model_config import ModelConfig
+from xfresearch.models.rules import ruled
 from xfresearch.models.sampling import Beams
 from xfresearch.runtime.errors import UserError
 
@@ -55,12 +61,12 @@ def search(
     of_rows = jax.tree.map(lambda x: jnp.repeat(jnp.asarray(x), K, 0), source)
     params = for_steps(model, params)
     state = prefill(model, length, params, tokens_BP, segments_BP, row_keys(rows, 0), source=of_rows, prefix=prefix)
-    searches = [_Search(how, stops, first) for _ in prompts]
+    searches = [_Search(how, stops, first, max_new_tokens) for _ in prompts]
     count = min(vocab_size or model.vocab_size, state["logits"].shape[-1])
     for left in reversed(range(max_new_tokens - len(first))):
         scores_B = np.concatenate([each.scores_K for each in searches])
         if left or last is None:
-            found = jax.device_get(jax.block_until_ready(_candidates(K, len(stops), count, state["logits"], scores_B)))
+            found = jax.device_get(jax.block_until_ready(_candidates(how, stops, count, state, scores_B)))
         else:  # its probability is 1
             found = scores_B.reshape(-1, K), np.tile(np.arange(K), (len(prompts), 1)), np.full((len(prompts), K), last)
         if np.isnan(found[0]).any():
@@ -82,8 +88,8 @@ class _Search:
     they continue. texts: the tokens of the beams. ended: the best continuations that have ended, best first.
     """
 
-    def __init__(self, how: Beams, stops: tuple[int, ...], first: list[int]):
-        self.how, self.stops = how, stops
+    def __init__(self, how: Beams, stops: tuple[int, ...], first: list[int], longest: int):
+        self.how, self.stops, self.longest = how, stops, longest
         self.scores_K = np.array([0.0] + [-np.inf] * (how.beams - 1), np.float32)
         self.from_K = np.arange(how.beams)
         self.texts = [first] * how.beams
@@ -101,29 +107,37 @@ class _Search:
             text, stop = [*self.texts[beam], token], token in self.stops
             if stop or last:  # of what ends, only the first K candidates count
                 if rank < K and value > -np.inf:
-                    self.ended.append(Ended(text[:-1] if stop else text, self._score(value, text)))
+                    self.ended.append(Ended(text[:-1] if stop else text, self._score(value, len(text))))
             elif len(going) < K:
                 going.append((value, beam, text))
         self.ended = sorted(self.ended, key=lambda each: -each.score)[:K]
         if last:
+            self.ended = self.ended or [Ended(self.texts[0], -np.inf)]  # the rules forbid every token
             self.done = True
             return
         going += [(-np.inf, 0, [*self.texts[0], 0])] * (K - len(going))  # of a vocabulary smaller than the beams
         values, beams, self.texts = map(list, zip(*going, strict=True))
         self.scores_K, self.from_K = np.array(values, np.float32), np.array(beams)
-        self.done = len(self.ended) == K and self._score(values[0], self.texts[0]) <= self.ended[-1].score
+        self.done = len(self.ended) == K and (self.how.early_stopping is True or not self._can_improve(values[0]))
 
-    def _score(self, value: float, text: list[int]) -> float:
-        return float(value) / len(text) ** self.how.length_penalty
+    def _can_improve(self, value: float) -> bool:
+        """Whether the best text that goes on, with the sum `value`, has or can get a better score than one that ended."""
+        at_end = self.how.early_stopping == "never" and self.how.length_penalty > 0
+        return self._score(value, self.longest if at_end else len(self.texts[0])) > self.ended[-1].score
+
+    def _score(self, value: float, length: int) -> float:
+        return float(value) / length**self.how.length_penalty
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2))
-def _candidates(K: int, stops: int, vocab_size: int, logits_BV: jax.Array, scores_B: jax.Array) -> tuple[jax.Array, ...]:
+def _candidates(how: Beams, stops: tuple[int, ...], vocab_size: int, state: dict[str, Any], scores_B: jax.Array) -> tuple:
     """Sums of log p, beams and tokens [prompts, C] of the C best continuations of each prompt. C is so large that at least K
-    of them do not end in a stop."""
-    log_p_BV = jax.nn.log_softmax(logits_BV[:, :vocab_size], -1) + scores_B[:, None]
+    of them do not end in a stop. As in `transformers`, p does not sum to 1 again after the rules."""
+    K = how.beams
+    log_p_BV = jax.nn.log_softmax(state["logits"][:, :vocab_size], -1)
+    log_p_BV = ruled(log_p_BV, how.rules, stops, state["tokens"], state["index"]) + scores_B[:, None]
     log_p_PX = log_p_BV.reshape(-1, K * vocab_size)
-    values_PC, choices_PC = jax.lax.top_k(log_p_PX, min((1 + max(stops, 1)) * K, K * vocab_size))
+    values_PC, choices_PC = jax.lax.top_k(log_p_PX, min((1 + max(len(stops), 1)) * K, K * vocab_size))
     return values_PC, choices_PC // vocab_size, choices_PC % vocab_size
 
 
@@ -131,6 +145,7 @@ def _candidates(K: int, stops: int, vocab_size: int, logits_BV: jax.Array, score
 def _advanced(model: ModelConfig, params: dict[str, Any], state: dict[str, Any], from_B, tokens_B) -> dict[str, Any]:
     """The state after each row goes on from a row of the same prompt, with one more token."""
     state = state | {"caches": {name: _gathered(cache, from_B) for name, cache in state["caches"].items()}}
+    state |= {"tokens": state["tokens"][from_B]}
     return advance(transformer.bind(model, params), state, jnp.asarray(tokens_B, jnp.int32), ())
 
 

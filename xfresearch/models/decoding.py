@@ -30,6 +30,7 @@ from xfresearch.kernels.top_p import kept_by_top_p
 from xfresearch.models import layers, transformer
 from xfresearch.models.context import Context, Source
 from xfresearch.models.model_config import ModelConfig
+from xfresearch.models.rules import ruled, tokens_of
 from xfresearch.models.sampling import DEFAULT, Sampling
 from xfresearch.models.taps import NO_TAPS, Request
 from xfresearch.runtime.errors import require
@@ -182,6 +183,7 @@ def prefill(
     return of_source | {
         "caches": out.caches,
         "segments": segments_BS,
+        "tokens": tokens_of(tokens_BP, segments_BP, length),
         "index": jnp.asarray(P),
         "position": positions_BP[:, -1] + 1,
         "keys": keys_B,
@@ -205,7 +207,8 @@ def decode_chunk(settings: tuple, params, state: dict, count, taps: Request = NO
     def step(carry):
         done, state, tokens_BC = carry
         keys_B = jax.vmap(jax.random.fold_in, (0, None))(state["keys"], state["drawn"])
-        token_B = draw(state["logits"][:, :vocab_size], keys_B, sampling)
+        logits_BV = ruled(state["logits"][:, :vocab_size], sampling.rules, stops, state["tokens"], state["index"])
+        token_B = draw(logits_BV, keys_B, sampling)
         return done + 1, advance(lm, state, token_B, stops, mesh, taps), tokens_BC.at[:, done].set(token_B)
 
     tokens_BC = jnp.zeros((state["ended"].shape[0], CHUNK), jnp.int32)
@@ -227,6 +230,7 @@ def advance(lm, state: dict, token_B, stops: tuple[int, ...], mesh=None, taps=NO
     out = lm(token_B[:, None], ctx, state["caches"], taps=taps)
     return state | {
         "caches": out.caches,
+        "tokens": state["tokens"].at[:, state["index"]].set(token_B),
         "index": state["index"] + 1,
         "position": state["position"] + 1,
         "drawn": state["drawn"] + 1,
