@@ -40,7 +40,7 @@ def gradients(lm, tokens_BL) -> tuple[float, dict]:
         "positions": positions_BL,
         "weights": np.ones(targets_BL.shape),
     }
-    totals = {"weights": targets_BL.size, "tokens": targets_BL.size}
+    totals = {"weights": targets_BL.size, "tokens": {"": targets_BL.size}}
     loss = jax.value_and_grad(make_loss(replace(lm.run, model=model)), has_aux=True)
     (value, _), result = jax.jit(loss)(lm.params, {}, batch, None, totals)
     return float(value), {path_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(result)}

@@ -99,7 +99,7 @@ def model(config, params, tokens, positions=None, segments=None, source=None, ty
             s_SW, losses = through(config.encoder, {"embed": params["embed"], **own}, dict(own.get("shared", {})), *source)
         shared["source"] = s_SW, source[2]
     x_LD, more = through(config, params, shared, tokens, positions, segments, types)
-    losses = {key: losses.get(key, 0) + more.get(key, 0) for key in losses | more}
+    losses = {f"encoder/{name}": value for name, value in losses.items()} | more
     scale = {"none": 1, "inverse_sqrt_width": 1 / math.sqrt(config.width)}[config.head_scale]  # T5's released code
     logits_LV = scale * x_LD @ params["embed" if config.tie_embeddings else "head"]["table"].T
     logits_LV += params.get("head_bias", {}).get("bias", 0)

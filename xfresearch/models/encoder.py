@@ -104,9 +104,16 @@ class Encoder(TokenStack):
 
 def _named(of_blocks: Pass, outside: dict) -> Pass:
     """The results of the encoder, under the names that they have in the whole model."""
-    statistics = {f"{NAME}/{name}": values for name, values in of_blocks.statistics.items()}
-    captures = {f"{NAME}/{name}": values for name, values in of_blocks.captures.items()}
-    return of_blocks._replace(statistics=statistics, captures=captures | {f"{NAME}/": outside})
+    losses, statistics, captures = (
+        {f"{NAME}/{name}": values for name, values in each.items()}
+        for each in (of_blocks.losses, of_blocks.statistics, of_blocks.captures)
+    )
+    return Pass(of_blocks.caches, losses, statistics, captures | {f"{NAME}/": outside})
+
+
+def stack_of(name: str) -> str:
+    """NAME for the name of a loss or of statistics of the encoder, '' for one of the decoder."""
+    return NAME if name.startswith(f"{NAME}/") else ""
 
 
 def costs(encoder: EncoderStack) -> Costs:

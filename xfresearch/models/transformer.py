@@ -17,7 +17,7 @@ from flax import nnx
 from xfresearch.kernels.head import Head
 from xfresearch.kernels.lookup import lookup
 from xfresearch.models import encoder, head_layer, stack, token_stack
-from xfresearch.models.context import Context, add_losses
+from xfresearch.models.context import Context
 from xfresearch.models.costs import Costs, shared_by, weights
 from xfresearch.models.encoder import Encoder
 from xfresearch.models.head_layer import HeadLayer
@@ -36,7 +36,7 @@ from xfresearch.sharding.partition import param_shardings
 
 class Output(NamedTuple):
     hidden_BLD: jax.Array  # what the output matrix reads: after the final norm, and the head's layer
-    losses: dict  # auxiliary losses {name: [B]}, summed over the tokens of a sequence and over layers
+    losses: dict  # auxiliary losses {name: [B]}, or encoder/name, summed over the tokens of a sequence and over layers
     caches: dict | None
     statistics: dict  # {stack: {sublayer: {name: [R, B, ...]}}} of a stack's R layers, summed over the tokens of a sequence
     captures: dict  # {stack: {site: [R, ...]}} of the values that taps record; of those outside, {"": {site: value}}
@@ -70,8 +70,8 @@ class Transformer(TokenStack):
         stream, of_blocks = run_blocks(self.config, self.blocks, stream, ctx, caches, stack.REMAT[remat], taps)
         hidden_BLD = ctx.tap("final", self.end(stream))
         captures = encoded.captures | of_blocks.captures | {OUTSIDE: outside.values}
-        losses = add_losses(encoded.losses, of_blocks.losses)
-        return Output(hidden_BLD, losses, of_blocks.caches, encoded.statistics | of_blocks.statistics, captures)
+        losses, statistics = encoded.losses | of_blocks.losses, encoded.statistics | of_blocks.statistics
+        return Output(hidden_BLD, losses, of_blocks.caches, statistics, captures)
 
     def summed(self, table_VD, tokens_BL, ctx: Context):
         x_BLD = super().summed(table_VD, tokens_BL, ctx)

@@ -1,8 +1,8 @@
 """Loss and gradient of one update (program.py), as pure functions of the parameters and the batch.
 
-The loss is (sum of weighted token losses) / (sum of weights in the whole batch) + (sum over tokens of the auxiliary
-losses) / (tokens in the whole batch). Both divisors are known before the first microbatch. So the gradients of the
-microbatches add up to that of the whole batch, however unequal their token counts are.
+The loss is (sum of weighted token losses) / (sum of weights in the whole batch) + for each stack of blocks, (sum over its
+tokens of its auxiliary losses) / (its tokens in the whole batch). All divisors are known before the first microbatch. So the
+gradients of the microbatches add up to that of the whole batch, however unequal their token counts are.
 """
 
 from collections.abc import Callable
@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 
 from xfresearch.kernels.cross_entropy import linear_cross_entropy
-from xfresearch.models import transformer
-from xfresearch.models.context import Context, source_in
+from xfresearch.models import encoder, transformer
+from xfresearch.models.context import Context, add_losses, source_in
 from xfresearch.run.config import Config
 from xfresearch.runtime.trees import by_path, join
 from xfresearch.training.kernel_choices import execution, layers_choice
@@ -49,7 +49,10 @@ def make_loss(config: Config, mesh=None) -> Callable:
             rows=training.loss_rows,
             mesh=mesh,
         )
-        auxiliary = {name: value.sum() / totals["tokens"] for name, value in out.losses.items()}
+        auxiliary: dict = {}
+        for name, value_B in out.losses.items():
+            mean = value_B.sum() / totals["tokens"][encoder.stack_of(name)]
+            auxiliary = add_losses(auxiliary, {name.rpartition("/")[2]: mean})
         value = total / totals["weights"] + sum(auxiliary.values())
         statistics = jax.tree.map(lambda x_RB: x_RB.sum(1), out.statistics)
         return value, {"loss": nll / totals["weights"], **auxiliary, "statistics": statistics}
@@ -57,13 +60,14 @@ def make_loss(config: Config, mesh=None) -> Callable:
     return loss
 
 
-def tokens_in(batch: dict):
-    """Number of tokens that are not padding, at least 1."""
-    return jnp.maximum((batch["segments"] > 0).sum(), 1)
+def tokens_in(batch: dict) -> dict:
+    """{stack: number of its tokens that are not padding, at least 1}, of the decoder ('') and of the encoder."""
+    segments = {"": batch["segments"]} | ({encoder.NAME: batch["source_segments"]} if "source" in batch else {})
+    return {stack: jnp.maximum((each > 0).sum(), 1) for stack, each in segments.items()}
 
 
 def totals_of(batch: dict) -> dict:
-    """What the loss of a batch divides by: the sum of its weights, and its tokens."""
+    """What the loss of a batch divides by: the sum of its weights, and the tokens of each stack."""
     return {"weights": jnp.maximum(batch["weights"].sum(), 1), "tokens": tokens_in(batch)}
 
 
