@@ -3,8 +3,8 @@
     python -m tests.mutations [PART OF A NAME ...]      or: make mutations
 
 This prints the test that detected each mutation and its time, then the names of the mutations that survived. The exit
-status is 1 if any survived. A mutation is stale unless its text occurs exactly once in its file; a stale mutation
-counts as survived.
+status is 1 if any survived. A mutation is stale unless its text occurs exactly once in its file, it changes the file, and
+its tests are there; a stale mutation counts as survived. tests/test_mutations.py names the stale ones.
 """
 
 import os
@@ -42,6 +42,28 @@ def read(text: str) -> list[Mutation]:
     return mutations
 
 
+def listed() -> list[Mutation]:
+    """Those of mutations.txt."""
+    return read((ROOT / "tests" / "mutations.txt").read_text())
+
+
+def stale(mutation: Mutation, tree: Path = ROOT) -> str:
+    """Why a mutation says nothing about the code in `tree`; '' if it may say something."""
+    file = tree / "xfresearch" / mutation.file
+    count = file.read_text().count(mutation.old) if file.is_file() else 0
+    missing = [path for path in paths(mutation) if not (tree / path).exists()]
+    if count != 1:
+        return f"its text occurs {count} times in {mutation.file}"
+    if mutation.old.split() == mutation.new.split():
+        return f"it changes nothing in {mutation.file}"
+    return f"there is no {', '.join(missing)}" if missing else "" if paths(mutation) else "it names no test"
+
+
+def paths(mutation: Mutation) -> list[str]:
+    """The files and folders of its tests."""
+    return [argument.partition("::")[0] for argument in mutation.pytest if argument.startswith("tests/")]
+
+
 def copy_of_the_tree(target: Path) -> Path:
     """A copy of this repository at `target`, without what runs and tests leave in it."""
     return shutil.copytree(ROOT, target, symlinks=True, ignore=shutil.ignore_patterns(".*", "__pycache__", "runs", "shared"))
@@ -51,11 +73,10 @@ def survives(mutation: Mutation) -> tuple[str, list[str]]:
     """Why the mutation counts as survived, or '' if a test detected it; and the tests that did."""
     with tempfile.TemporaryDirectory() as folder:
         tree = copy_of_the_tree(Path(folder) / "tree")
+        if why := stale(mutation, tree):
+            return f"stale: {why}", []
         file = tree / "xfresearch" / mutation.file
-        text = file.read_text()
-        if text.count(mutation.old) != 1:
-            return f"stale: its text occurs {text.count(mutation.old)} times in {mutation.file}", []
-        file.write_text(text.replace(mutation.old, mutation.new))
+        file.write_text(file.read_text().replace(mutation.old, mutation.new))
         command = [sys.executable, "-m", "pytest", "-x", "-q", "-n", "0", *mutation.pytest]
         try:
             run = subprocess.run(command, cwd=tree, capture_output=True, text=True, timeout=LIMIT)
@@ -66,7 +87,7 @@ def survives(mutation: Mutation) -> tuple[str, list[str]]:
 
 
 def main(parts: list[str]) -> int:
-    mutations = read((ROOT / "tests" / "mutations.txt").read_text())
+    mutations = listed()
     selected = [m for m in mutations if not parts or any(part in m.name for part in parts)]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         survivors = [name for name in pool.map(report, selected) if name]
