@@ -13,7 +13,6 @@
 # make libtpu     installs the TPU compiler for python -m xfresearch.plan; it runs without a TPU
 # make plans      compiles the named plans for TPUs; hours on two cores, continues after an interruption
 # make studies    runs what is missing of the studies of docs/questions; from nothing 34 hours on two cores, continues after an interruption
-# make rooms      computes what is missing of the table of variants in rooms (docs/data/rooms.json); an hour or two from nothing
 # make docs       regenerates the generated parts of docs/ from the code and docs/data/
 # make notebooks  executes the notebooks of docs/notebooks and keeps their outputs
 # make site       builds the documentation as a static site, site/html, with search and the reference of the Python API
@@ -31,7 +30,7 @@ NEWEST_TESTS := tests/kernels tests/contracts/test_reference.py tests/contracts/
 	tests/planning/test_collectives.py tests/planning/test_plan.py tests/planning/test_work.py \
 	tests/runtime/test_hardware.py tests/studies/test_study.py tests/studies/test_ledger.py tests/test_errors.py
 
-.PHONY: train test types newest long gpu mutations parity eval trackers wheel lock libtpu plans studies rooms docs notebooks site clean
+.PHONY: train test types newest long gpu mutations parity eval trackers wheel lock libtpu plans studies docs notebooks site clean
 
 train: $(VENV)/.ready
 	$(BIN)/python -m xfresearch.train --config configs/quickstart.py --workdir runs/quickstart
@@ -89,10 +88,6 @@ plans: $(VENV)/.ready-plan
 
 studies: $(VENV)/.ready
 	$(BIN)/python -m docs.studies
-	$(BIN)/python -m docs.write
-
-rooms: $(VENV)/.ready-test
-	$(BIN)/python -m tests.contracts.outcomes
 	$(BIN)/python -m docs.write
 
 $(BIN)/python:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from docs import kernel_tables, rooms, studies
+from docs import kernel_tables, studies
 from docs import performance as measured
 from xfresearch.models.layouts import LAYOUTS
 from xfresearch.run import known_keys
@@ -333,7 +333,7 @@ PAGES = {
 # Tables that pages link to, and that are too long to be read with them.
 PAGES |= {"data/tables/keys.md": keys, "data/tables/variants.md": variants, "data/tables/conversions.md": outcomes}
 PAGES |= {"data/tables/memories.md": memories, "data/tables/plans.md": every_plan, "data/tables/analyses.md": applies}
-PAGES |= {"data/tables/rooms.md": rooms.page, "data/tables/edits.md": edits, "data/tables/runs.md": of_studies}
+PAGES |= {"data/tables/edits.md": edits, "data/tables/runs.md": of_studies}
 PAGES |= {"data/tables/measurements.md": measured.measurements, "data/tables/flags.md": kernel_tables.flags}
 PAGES |= {"data/tables/kernels.md": kernel_tables.defaults, "data/tables/converted.md": converted}
 PAGES |= {"../xfresearch/run/keys.json": lambda: json.dumps(known_keys.tree_of(Config()), indent=1) + "\n"}

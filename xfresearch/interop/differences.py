@@ -52,6 +52,8 @@ def differences(model: ModelConfig, other: ModelConfig) -> list[Difference]:
 
 
 def _equal(a, b) -> bool:
+    if isinstance(a, str) and isinstance(b, str) and {a, b} <= {*LAYOUTS}:  # two of them have two names
+        return LAYOUTS[a] == LAYOUTS[b]
     both = isinstance(a, float) and isinstance(b, float)
     return math.isclose(a, b, rel_tol=1e-9) if both else a == b
 
@@ -86,7 +88,6 @@ def _block(block: BlockConfig, model: TokenStackConfig) -> dict:
     options_of = {path: value for path, value in _function(block).items() if "." not in path}
     if not block.norm_gain:
         del options_of["norm_offset"]  # of a gain
-    options_of["layout"] = next(name for name, each in LAYOUTS.items() if each == layout)
     for site in layout.sites:
         spec = block.norm_at(site)
         usual = block.norm_spec()

@@ -28,10 +28,11 @@ def last_maps(network: Network, number: int, sublayer: str) -> list[str]:
     """Paths of the last kernels of a sublayer and of their biases, whose sum is its output. The last dimension of each is
     D. Raises Refused if the output has other terms."""
     options, kernels = getattr(network.layers[number].block, sublayer), writers(network, number, sublayer)
+    given = options.identities.get("output", "")
+    option = f" with output={given!r}" if given else ""
     refuse_unless(
-        bool(kernels) and "output" not in options.identities,
-        f"layer {number}: {sublayer} of kind {options.kind!r} with output='identity' writes its heads, and no matrix after "
-        "them",
+        bool(kernels) and not given,
+        f"layer {number}: {sublayer} of kind {options.kind!r}{option} writes its heads, and no matrix after them",
     )
     biases = output_biases(inside(network.axes(number), sublayer))
     return sorted([term.kernel for term in kernels] + [f"{sublayer}/{path}" for path in biases])
