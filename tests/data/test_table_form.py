@@ -43,6 +43,24 @@ def test_quotation_marks_of_a_tsv_that_quotes_nothing_are_text(tmp_path):
         assert read(tmp_path / "a.tsv", plain.split("\n", 1)[1], "2") == rows
 
 
+def test_a_text_with_doubled_marks_takes_no_next_row(tmp_path):
+    """Read as quoted, the first two rows of this dialogue were one row of two values."""
+    rows = ['"Hello,', 'she said."', '"a ""stone"" wall"', "the end"]
+    assert read(tmp_path / "a.tsv", "text\tn\n" + "".join(f"{text}\t{n}\n" for n, text in enumerate(rows))) == rows
+
+
+def test_a_first_quoted_value_below_the_head_is_no_text(tmp_path):
+    """The error says how to tell what marks mean, and the file is then read so."""
+    rows = [(str(n), f"text {n}") for n in range(9_000)]
+    last = '9\t"he said ""yes"""\n'
+    plain = "".join(f"{a}\t{b}\n" for a, b in rows)
+    with pytest.raises(UserError, match="a.tsv:9002: a value in quotation marks with doubled ones"):
+        read(tmp_path / "a.tsv", f"id\ttext\n{plain}{last}")
+    assert read(tmp_path / "a.tsv", f'"id"\t"text"\n{plain}{last}')[-1] == 'he said "yes"'
+    published = f'id\ttext\n1\t"to begin with\n{plain}{last}'
+    assert read(tmp_path / "a.tsv", published)[-1] == '"he said ""yes"""'
+
+
 @pytest.mark.parametrize("head, kind, named, separator", [
     ("text\na; b\nc; d\n", "csv", True, ","),  # one column
     ("id;text\n1;a\n2\n", "csv", True, ";"),  # a row is wrong, and the names are not

@@ -248,6 +248,7 @@ def table(path, file_format: FileFormat, *fields: str, option: str = TEXT_FIELD)
                 if row and len(row) != len(columns):
                     size = f"the row has {len(row)} values, separated by {form.separator!r}"
                     raise UserError(f"{where}: {size}; the first one has {len(columns)}")
+                form.check(row, where)
                 if row:
                     yield where, dict(zip(columns, row, strict=True))
     except csv.Error as error:
