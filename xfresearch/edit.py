@@ -167,7 +167,9 @@ def shown(report) -> str:
     for number, name in enumerate(("before", "after", "low", "high")):
         columns[name] = [f"{row[number]:.3f}" if row[number] == row[number] else "" for row in rows.values()]
     before, after = report.drift_before, report.drift_after
-    lines = [table(columns), f"bits per byte {before.bits_per_byte:.3f} -> {after.bits_per_byte:.3f}"]
+    known = before.bits_per_byte == before.bits_per_byte
+    bits = f"{before.bits_per_byte:.3f} -> {after.bits_per_byte:.3f}" if known else "not known: no held-out text"
+    lines = [table(columns), f"bits per byte {bits}"]
     if after.others == after.others:
         lines.append(f"other facts recalled {before.others:.3f} -> {after.others:.3f}")
     made = len(report.edits) - len({line.split(":")[0] for line in report.failures if line.startswith("request")})

@@ -33,6 +33,8 @@ COLUMNS = {
     "perplexity": ("perplexity", "{:.2f}"),
     "bits_per_byte": ("bits/byte", "{:.4f}"),
     "bits_per_character": ("bits/char", "{:.4f}"),
+    "unknown_tokens": ("unknown", "{:.1%}"),
+    "lost_bytes": ("lost text", "{:.1%}"),
     "accuracy": ("accuracy", "{:.2%}"),
     "pseudo_perplexity": ("pseudo-perplexity", "{:.2f}"),
     "exact_match": ("exact match", "{:.2%}"),
@@ -78,6 +80,7 @@ def saved(workdir) -> list[int]:
 def evaluate(options, workdir) -> None:
     """Measures the held-out loss as `options` say, and prints it."""
     from xfresearch.checkpoints import manifest
+    from xfresearch.data import coverage
 
     every = saved(workdir) if options.all_steps else []
     step = jobs.chosen(every, options.job) if options.job else options.step
@@ -95,6 +98,8 @@ def evaluate(options, workdir) -> None:
         return
     print(table({"step": [str(result["step"]) for result in results], **figures(results)}))
     print(f"loss in nats per {data.target}; its standard error is over {results[0]['units']} {data.unit}")
+    if note := coverage.note(results[0]):
+        print(note)
     if options.all_steps:
         name = "bits_per_byte" if "bits_per_byte" in results[0] else "accuracy"
         print(f"{COLUMNS[name][0]}  {sparkline([result[name] for result in results])}")
@@ -211,10 +216,11 @@ def of_texts(lm, data, options) -> dict:
 
 def metrics(data, scores, tokenizer, per_document: bool) -> dict:
     """The metrics of one step from its `scores`, which are from held_out.Scorer."""
+    from xfresearch.data import coverage
     from xfresearch.evaluation import losses, whole_rows
 
     if isinstance(data, whole_rows.Rows):
-        return whole_rows.metrics(scores)
+        return whole_rows.metrics(scores) | coverage.shares(data.meta)
     of_text = losses.text_figures(data, scores)
     if per_document:
         of_text["documents"] = losses.document_figures(data, scores, tokenizer)

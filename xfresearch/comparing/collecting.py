@@ -43,7 +43,7 @@ def collect(options) -> Comparison:
         "groups": seeds.compare(each, summaries, options.margin),
         "held_out": settings(reference.data) | {"description": reference.data.description} if reference else None,
         "tasks": compared,
-        "notes": [*notes, *gaps(each, measured), *other_machines(each), *task_notes],
+        "notes": [*notes, *gaps(each, measured), *other_machines(each), *lost(measured, measure), *task_notes],
     }
     return Comparison(each, data)
 
@@ -95,6 +95,12 @@ def gaps(each: list[runs.Run], measured: dict) -> list[str]:
             step = measured[run.path].step
             notes.append(f"the held-out loss of {run.path} is that of step {step:,}; its metrics end at {steps[-1]:,}")
     return notes
+
+
+def lost(measured: dict, measure: str) -> list[str]:
+    """A note for each run whose tokens do not give back all of the held-out text."""
+    counts = ": its bits per byte are over the rest" if measure == "bits_per_byte" else ""
+    return [f"{path}: {model.lost}{counts}" for path, model in measured.items() if model.lost]
 
 
 def other_machines(each: list[runs.Run]) -> list[str]:

@@ -12,6 +12,7 @@ from jax.sharding import Mesh
 
 from xfresearch.checkpoints import manifest
 from xfresearch.comparing.pairing import correct, of_runs, pair_ratios, ratio
+from xfresearch.data import coverage
 from xfresearch.data.labels import predicted, predicts_next
 from xfresearch.evaluation import held_out, losses
 from xfresearch.evaluation.whole_rows import Rows
@@ -49,6 +50,7 @@ class Measured(NamedTuple):
     tokenizer: str
     tasks: dict[str, dict]
     sums: dict[str, np.ndarray]  # over the units of text [U], by the names of losses.unit_sums
+    lost: str  # how much of the data does not come back from the model's tokens, in words
 
 
 def load(path: str, options, reference: Reference | None) -> Loaded:
@@ -73,10 +75,11 @@ def measure(model: Loaded, options, reference: Reference) -> Measured:
     step = model.lm.step
     manifest.require_same_everywhere({f"checkpoint of {model.path}": str(step), "held-out data": data.digest})
     scores = held_out.Scorer(model.lm, data, options.batch_size, model.mesh)(model.lm.params, model.path)
+    lost = coverage.words(coverage.shares(data.meta))
     if isinstance(data, Rows):
-        return Measured(step, model.config, model.tokenizer, model.tasks, scores)
+        return Measured(step, model.config, model.tokenizer, model.tasks, scores, lost)
     assert isinstance(reference.data, losses.Text), "text is compared with text"
-    return Measured(step, model.config, model.tokenizer, model.tasks, _unit_sums(data, scores, reference.data))
+    return Measured(step, model.config, model.tokenizer, model.tasks, _unit_sums(data, scores, reference.data), lost)
 
 
 def _same_data(lm: LanguageModel, path: str, digest: str, options, reference: Reference):
@@ -88,6 +91,10 @@ def _same_data(lm: LanguageModel, path: str, digest: str, options, reference: Re
     if not predicts_next(lm.run.data):
         raise UserError(f"RUN={path} is not allowed: its tokenizer is another one, and it predicts {predicted(lm.run.data)}")
     text = losses.read_text(lm, path, options.data, options.split, options.sequence_length, options.stride)
+    for name, each in (("its", text), ("the first run's", reference.data)):
+        if coverage.shares(each.meta).get("lost_bytes") == 1:
+            why = f"nothing of the held-out text comes back from {name} tokens, so there are no bits per byte to compare"
+            raise UserError(f"RUN={path} is not allowed: its tokenizer is another one, and {why}")
     starts_T = byte_starts(text)
     assert isinstance(reference.data, losses.Text), "rows have no tokenizer"
     end = edges(reference.data)[-1]

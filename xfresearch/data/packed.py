@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from xfresearch.config.options import DataConfig, RunConfig
-from xfresearch.data import packing
+from xfresearch.data import coverage, packing
 from xfresearch.data.cache import build_once, cache_root, complete, digest, read_meta, write_meta
 from xfresearch.data.corpora import open_split
 from xfresearch.data.row_file import RowFile, RowWriter
@@ -19,7 +19,7 @@ from xfresearch.runtime.files import inside
 from xfresearch.runtime.opening import open_to_read
 from xfresearch.runtime.progress import stage
 
-FORMAT = 4
+FORMAT = 5
 _ROWS = "sequences.array_record"
 
 
@@ -43,9 +43,9 @@ class PackedSplit:
 
     @property
     def byte_scale(self) -> float:
-        """Bytes of the text for each byte of its tokens by the tokenizer's table: 1 for a tokenizer that returns any bytes
-        unchanged. Others may count a space in front, which the text does not have, or lose characters."""
-        return self.meta["n_bytes"] / max(self.meta["n_token_bytes"], 1)
+        """Bytes of the text that come back for each byte of its tokens by the tokenizer's table: 1 for a tokenizer that
+        returns any bytes unchanged. Others may count a space in front, which the text does not have."""
+        return (self.meta["n_bytes"] - self.meta["n_lost"]) / max(self.meta["n_token_bytes"], 1)
 
     def read(self, indices) -> dict[str, np.ndarray]:
         """Several sequences at once: arrays [n, L]."""
@@ -61,8 +61,8 @@ def prepare(config: RunConfig, split: str, corpus: str, tokenizer: Tokenizer | N
     Raises UserError if the corpus is too short.
 
     `.meta` holds n_sequences, n_tokens (with separators), n_predictions, n_documents, n_bytes and n_characters (of the text
-    only), n_token_bytes (of its tokens, by the tokenizer's table), fill, the share of tokens that are not padding, and a
-    digest of the sequences.
+    only), n_token_bytes (of its tokens, by the tokenizer's table), n_unknown and n_lost (coverage.py), fill, the share of
+    tokens that are not padding, and a digest of the sequences.
     """
     tokenizer = tokenizer or tokenizer_for(config.data)
     inputs = _inputs(config.data, split, corpus, tokenizer)
@@ -127,11 +127,10 @@ def _tokenise(opened, split: str, corpus: str, tokenizer: Tokenizer, data: DataC
     begin = [] if tokenizer.begin_of_text is None else [tokenizer.begin_of_text]
     separator_begins = begin == [tokenizer.end_of_text] and data.packing == "stream"
     lengths: list = []
-    count = {"n_bytes": 0, "n_characters": 0}
-    n_token_bytes = 0
+    count = dict.fromkeys(("n_bytes", "n_characters", "n_token_bytes", "n_unknown", "n_lost"), 0)
     with (directory / "tokens.bin").open("wb") as file:
         documents = _counted(opened.documents(split), count, f"tokenising {corpus} {split}", opened.n_bytes(split))
-        for ids, starts in _encoded(documents, tokenizer, data.workers or os.cpu_count() or 1):
+        for ids, counts, starts in _encoded(documents, tokenizer, data.workers or os.cpu_count() or 1):
             if starts and lengths:
                 file.write(separator)
                 lengths[-1] += 1
@@ -141,14 +140,15 @@ def _tokenise(opened, split: str, corpus: str, tokenizer: Tokenizer, data: DataC
                 lengths.append(len(own))
             file.write(ids.astype(dtype).tobytes())
             lengths[-1] += len(ids)
-            n_token_bytes += int(tokenizer.byte_lengths[ids].sum())
+            count["n_token_bytes"] += int(tokenizer.byte_lengths[ids].sum())
+            count |= {name: count[name] + number for name, number in counts.items()}
         if lengths and data.packing == "documents":
             file.write(separator)
             lengths[-1] += 1
     np.cumsum([0, *lengths], dtype=np.int64).tofile(directory / "offsets.bin")
     held_out = getattr(opened, "holds_out", False) and split == "validation"
     meta = {"corpus": corpus, "split": split, "held_out_of_train_by_hash": held_out, "dtype": np.dtype(dtype).name}
-    count |= {"n_tokens": sum(lengths), "n_documents": len(lengths), "n_token_bytes": n_token_bytes}
+    count |= {"n_tokens": sum(lengths), "n_documents": len(lengths)}
     write_meta(directory, {**meta, **count})
 
 
@@ -163,22 +163,27 @@ def _counted(documents: Iterator[bytes], count: dict, title: str, total: int) ->
             progress.update(len(text))
 
 
-def _encoded(documents: Iterator[bytes], tokenizer: Tokenizer, workers: int) -> Iterator[tuple[np.ndarray, bool]]:
-    """The ids of each piece of each document in order, and whether the piece starts a document. Encodes in threads.
+def _encoded(documents: Iterator[bytes], tokenizer: Tokenizer, workers: int) -> Iterator[tuple[np.ndarray, dict, bool]]:
+    """The ids of each piece of each document in order with their coverage, and whether the piece starts a document. Encodes
+    in threads.
 
     Threads suffice because the tokenizer libraries release the GIL. Processes would need importable code, a fork next
     to JAX, or a guard `if __name__ == "__main__"`.
     """
+
+    def encode(piece: bytes, starts: bool) -> tuple[np.ndarray, dict, bool]:
+        ids = tokenizer.encode(piece)
+        return ids, coverage.counts(tokenizer, piece, ids), starts
+
     waiting: deque = deque()
     with ThreadPoolExecutor(workers) as pool:
         for text in documents:
             for number, piece in enumerate(tokenizer.pieces(text)):
-                waiting.append((pool.submit(tokenizer.encode, piece), number == 0))
+                waiting.append(pool.submit(encode, piece, number == 0))
                 if len(waiting) > 4 * workers:
-                    ids, starts = waiting.popleft()
-                    yield ids.result(), starts
-        for ids, starts in waiting:
-            yield ids.result(), starts
+                    yield waiting.popleft().result()
+        for each in waiting:
+            yield each.result()
 
 
 def _read_tokens(directory: Path) -> tuple[np.ndarray, np.ndarray]:

@@ -74,15 +74,15 @@ class Batches:
         return corpus.read(indices)
 
     def bytes_per_token(self) -> float | None:
-        """Bytes of text per token of these batches, on average; None if the data are not text, or if the loss is not that of
-        every token of it."""
+        """Bytes of text that come back per token of these batches, on average; None if there are none, or if the loss is not
+        that of every token of a text."""
         if self.config.data.objective.kind != "next":
             return None
-        metas = [corpus.meta for corpus in self.corpora]
+        metas = [corpus.meta | {"n_kept": corpus.meta["n_bytes"] - corpus.meta.get("n_lost", 0)} for corpus in self.corpora]
         shares = self.config.data.weights or [1] * len(metas)  # of the sequences
         counts = [
             sum(share * meta[name] / meta["n_sequences"] for share, meta in zip(shares, metas, strict=True))
-            for name in ("n_bytes", "n_tokens")
+            for name in ("n_kept", "n_tokens")
         ]
         return counts[0] / counts[1] or None
 

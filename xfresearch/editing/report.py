@@ -192,13 +192,16 @@ def _asked(fact: Fact) -> str:
 
 
 def _bits_per_byte(lm) -> float:
-    """Of the first rows of the held-out text, or of the targets of held-out pairs; NaN if there is none."""
+    """Of the first rows of the held-out text, or of the targets of held-out pairs; NaN if there is none, or none that
+    comes back from its tokens."""
     try:
         rows = sequences(lm, None, ROWS)
     except UserError:  # a model from elsewhere may have no corpus here
         return np.nan
     predicted_NL = np.asarray(rows.real_NL)[:, 1:]
     count = sum(len(lm.tokenizer.token_bytes[token]) for token in np.asarray(rows.tokens_NL)[:, 1:][predicted_NL])
+    if not count:  # none of it comes back
+        return np.nan
     value = float(np.asarray(lm.loss(**rows.arguments()), np.float64)[predicted_NL].sum()) / np.log(2) / count
     return value if value == value else np.inf
 

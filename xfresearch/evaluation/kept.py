@@ -10,6 +10,7 @@ import math
 import sys
 
 from xfresearch.checkpoints import store
+from xfresearch.data.coverage import shares
 from xfresearch.evaluation.held_out import settings
 from xfresearch.runtime import distributed
 from xfresearch.runtime.errors import UserError
@@ -21,7 +22,8 @@ class Kept:
     has a result of its own."""
 
     def __init__(self, workdir, data, per_document: bool):
-        measured = json.dumps([settings(data), data.digest, len(data.rows), per_document], sort_keys=True)
+        lost = [shares(data.meta)] if shares(data.meta) else []  # earlier versions counted what does not come back
+        measured = json.dumps([settings(data), data.digest, len(data.rows), per_document, *lost], sort_keys=True)
         self.workdir = workdir
         self.folder = inside(workdir, "evaluations", hashlib.sha256(measured.encode()).hexdigest()[:16])
 

@@ -6,15 +6,17 @@ are known, otherwise sequences): sqrt(n / (n - 1) sum_i (nll_i - loss tokens_i)^
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
+from types import MappingProxyType
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from xfresearch.data.coverage import shares
 from xfresearch.data.labels import has_labels
 from xfresearch.data.pipeline import prepare, stream_tokens
 from xfresearch.kernels.cross_entropy import token_nll
@@ -109,10 +111,10 @@ def on_host(sums: dict) -> dict:
     return process_allgather(sums, tiled=True)
 
 
-def summary(sums: dict) -> dict:
+def summary(sums: dict, meta: Mapping = MappingProxyType({})) -> dict:
     """The metrics of an evaluation from its sums over units [U]: those in SUMS, for text 'bytes' and optionally
-    'characters', and for labels 'answers'. Metrics are NaN if nothing was scored. The accuracy is that of tokens, or of
-    whole answers.
+    'characters', and for labels 'answers'; and how much of a split with this `meta` does not come back (coverage.shares).
+    Metrics are NaN if nothing was scored. The accuracy is that of tokens, or of whole answers.
 
     The totals are exact (math.fsum), so they do not depend on the order of the units or on rows of padding. Hence any
     batch size and any number of processes give the same metrics from the same losses.
@@ -132,20 +134,17 @@ def summary(sums: dict) -> dict:
         "standard_error": float(spread / tokens) if tokens else math.nan,
         "units": units,
         "tokens": int(tokens),
+        **shares(meta),
     }
 
 
 def _text_metrics(sums: dict, nll: float, loss: float) -> dict:
-    """Metrics that only text has, from the total `nll` in nats and the `loss` per token."""
+    """Metrics that only text has, from the total `nll` in nats and the `loss` per token. A text of which nothing comes back
+    has no bits per byte."""
     sizes = {name: math.fsum(sums[name]) for name in ("bytes", "characters") if name in sums}
-    bits = {name: nll / size / math.log(2) if size else math.nan for name, size in sizes.items()}
-    by_character = {"bits_per_character": bits["characters"]} if "characters" in bits else {}
-    return {
-        "perplexity": perplexity(loss),
-        "bits_per_byte": bits["bytes"],
-        **by_character,
-        "bytes": round(sizes["bytes"]),
-    }
+    known = {name: size for name, size in sizes.items() if size or math.isnan(loss)}
+    bits = {f"bits_per_{name[:-1]}": nll / size / math.log(2) if size else math.nan for name, size in known.items()}
+    return {"perplexity": perplexity(loss), **bits, "bytes": round(sizes["bytes"])}
 
 
 def perplexity(loss: float) -> float:
@@ -224,6 +223,7 @@ class Text(NamedTuple):
     stride: int
     unit: str  # of the standard error: documents, or sequences if there is only one document
     digest: str  # of the packed split
+    meta: Mapping = MappingProxyType({})  # and what it counted
 
     @property
     def target(self) -> str:
@@ -270,7 +270,7 @@ def read_text(lm, workdir, corpus="", split="", length=0, stride=0, limit=0) -> 
     rows = list(islice(pack_windows(all_windows, length), limit or None))
     unit = "documents" if documents[rows[-1][-1].end - 1] > 0 else "sequences"
     sizes = _sizes(lm.tokenizer, tokens, meta)
-    return Text(corpus, split, tokens, documents, sizes, rows, length, stride, unit, meta["digest"])
+    return Text(corpus, split, tokens, documents, sizes, rows, length, stride, unit, meta["digest"], meta)
 
 
 def _sizes(tokenizer, tokens: np.ndarray, meta: dict) -> dict[str, np.ndarray]:
@@ -326,7 +326,7 @@ def score_text(
 def text_figures(text: Text, scores: Scores) -> dict:
     """The `summary` of all scored tokens, and the rate."""
     units = text.documents if text.unit == "documents" else scores.row
-    return summary(unit_sums(text, scores, units)) | {"tokens_per_second": scores.tokens_per_second}
+    return summary(unit_sums(text, scores, units), text.meta) | {"tokens_per_second": scores.tokens_per_second}
 
 
 def document_figures(text: Text, scores: Scores, tokenizer) -> list[dict]:
@@ -343,8 +343,10 @@ def document_figures(text: Text, scores: Scores, tokenizer) -> list[dict]:
 
 
 def unit_sums(text: Text, scores: Scores, units_T: np.ndarray) -> dict[str, np.ndarray]:
-    """Sums [U] over the scored tokens of each unit: those in SUMS, "bytes" and "characters". `units_T` is the unit of
-    every token."""
+    """Sums [U] over the scored tokens of each unit: those in SUMS, and "bytes" and "characters" that come back, of which the
+    same share is lost. `units_T` is the unit of every token."""
     scored = scores.row >= 0
-    values = {"nll": scores.nll, "correct": scores.correct, "tokens": scored, **text.sizes}
+    kept = 1 - shares(text.meta).get("lost_bytes", 0.0)
+    sizes = {name: kept * size for name, size in text.sizes.items()}
+    values = {"nll": scores.nll, "correct": scores.correct, "tokens": scored, **sizes}
     return {name: np.bincount(units_T[scored], value[scored]) for name, value in values.items()}

@@ -34,6 +34,10 @@ class Rows(NamedTuple):
         return f"sequences of {self.length} tokens"
 
     @property
+    def meta(self) -> dict[str, Any]:
+        return self.sequences.meta
+
+    @property
     def digest(self) -> str:
         return self.sequences.digest
 

@@ -21,7 +21,7 @@ from xfresearch.runtime.schema import ANY, Maybe, check
 from xfresearch.studies import exports, interim, ledger, outcome, report
 from xfresearch.studies.cells import Cell, Ladder, Trial
 from xfresearch.studies.design import Study, described, rungs
-from xfresearch.studies.frequencies import of_frequencies
+from xfresearch.studies.frequencies import check_coverage, of_frequencies
 from xfresearch.studies.grouping import Choice, run_trials
 from xfresearch.studies.matching import Matched
 from xfresearch.studies.running import RUNS_FILE, Store, deciding, read_runs, run_trial, seconds, tidy
@@ -147,6 +147,8 @@ def conduct(
     ready are in other processes, because others may follow from them. record: tells a tracker of every run that has ended.
     Returns the results of all finished runs."""
     study, ended = ladder.study, results(ladder, store, solved)
+    if lost := check_coverage(study, next(iter(solved.values())).config):
+        print(f"held-out text: {lost}", file=sys.stderr)
     outcome.require_same_data(ended)
     with_checkpoints = {each.parent for each in found_in(store.folder, "*/*/*/checkpoints")}
     for folder in (store.folder / trial.folder for trial in ended):

@@ -5,12 +5,15 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from xfresearch.data.coverage import shares, words
 from xfresearch.data.labelled import LabelledSplit
 from xfresearch.data.labels import trains_on_labels
 from xfresearch.data.pipeline import evaluation_batches, prepare
 from xfresearch.data.tokenizers import tokenizer_for
 from xfresearch.evaluation.losses import summary
 from xfresearch.run.config import Config
+from xfresearch.runtime.errors import require
+from xfresearch.studies.design import Study
 
 ROWS = 256  # sequences that are counted at a time
 COUNTED = 16384  # sequences of each training corpus
@@ -39,9 +42,17 @@ def of_frequencies(config: Config) -> dict[str, float]:
     if tokenizer is not None:
         held_out = prepare(config, config.evaluation.split)
         assert not isinstance(held_out, LabelledSplit), "labels have no tokenizer"
-        scale = held_out.byte_scale
-        sums["bytes"] = np.asarray(tokenizer.byte_lengths)[held_out_T] * scale
+        sums["bytes"] = np.asarray(tokenizer.byte_lengths)[held_out_T] * held_out.byte_scale
     return summary(sums)
+
+
+def check_coverage(study: Study, config: Config) -> str:
+    """How much of the held-out text of a study does not come back from its tokens, in words. Raises UserError if nothing
+    does, and bits per byte decide."""
+    known = shares(prepare(config, config.evaluation.split).meta)
+    allowed = f"'loss' or 'accuracy' with tokenizer {config.data.tokenizer}: nothing of the held-out text comes back"
+    require(study.metric != "bits_per_byte" or known.get("lost_bytes") != 1, "metric", study.metric, allowed)
+    return words(known)
 
 
 def _targets(config: Config, split: str, limit: int, corpus: str | None = None) -> Iterator[tuple[np.ndarray, int]]:

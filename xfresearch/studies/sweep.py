@@ -150,4 +150,5 @@ def _row(run: Planned, result: Mapping[str, Any]) -> dict[str, object]:
 def _in_words(run: Planned, result: Mapping[str, Any]) -> str:
     if "diverged" in result:
         return f"diverged: {result['diverged']}"
-    return f"{run.wanted.metric.replace('_', ' ')} {result['evaluation'][run.wanted.metric]:.4f}, {seconds(result):.0f} s"
+    name = run.wanted.metric if run.wanted.metric in result["evaluation"] else "loss"  # of a text that does not come back
+    return f"{name.replace('_', ' ')} {result['evaluation'][name]:.4f}, {seconds(result):.0f} s"

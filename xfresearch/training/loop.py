@@ -249,7 +249,7 @@ class Run:
         """Measures and logs the held-out metrics with the current parameters. Raises Interrupted at a notice to stop."""
         with self.clock.measure("evaluation"):
             limit = sequences(self.config, step, len(self.held_out))
-            values = summary(self.held_out_sums(limit, stopping))
+            values = summary(self.held_out_sums(limit, stopping), self.held_out.meta)
         self.write(step, "evaluation", values)
         if not is_finite(values["loss"]):
             raise self.diverged(f"the held-out loss after update {step} is not finite")

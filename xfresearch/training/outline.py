@@ -13,6 +13,7 @@
 
 
 
+from xfresearch.data import coverage
 from xfresearch.data.labels import predicted
 from xfresearch.data.tasks.task import ENDLESS
 from xfresearch.models.words import model_line
@@ -39,7 +40,9 @@ def of_run(config: Config, workdir, train: list, held_out, mesh, kernels: dict) 
         "execution": execution_line(config, mesh, kernels),
         "output": output_line(config, workdir),
     }
-    return "\n".join([lines(parts), *(f"warning: {each}" for each in budget.warnings(config, tokens))])
+    splits = [*zip(config.data.corpus, train, strict=True), *([(config.evaluation.split, held_out)] if held_out else [])]
+    of_text = [line for name, split in splits for line in coverage.warning(name, split.meta)]
+    return "\n".join([lines(parts), *(f"warning: {each}" for each in [*budget.warnings(config, tokens), *of_text])])
 
 
 def data_line(config: Config, train: list, held_out) -> str:
@@ -62,8 +65,9 @@ def _size(meta: dict) -> str:
         return "sequences without end"
     text = f"{amount(meta['n_bytes'], 'B')}, " if meta.get("n_bytes") else ""
     left = [f"{meta[f'n_{kind}']:,} {kind} pairs" for kind in ("longer", "empty") if meta.get(f"n_{kind}")]
-    without = f" (without {' and '.join(left)})" if left else ""
-    return f"{text}{count(meta['n_tokens'])} tokens in {meta['n_sequences']:,} sequences{without}"
+    notes = [f"without {' and '.join(left)}" if left else "", coverage.words(coverage.shares(meta))]
+    noted = f" ({'; '.join(filter(None, notes))})" if any(notes) else ""
+    return f"{text}{count(meta['n_tokens'])} tokens in {meta['n_sequences']:,} sequences{noted}"
 
 
 def optimizer_line(config: Config) -> str:

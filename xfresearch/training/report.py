@@ -8,6 +8,7 @@ import numpy as np
 from etils import epath
 from markupsafe import Markup
 
+from xfresearch.data import coverage
 from xfresearch.data.labels import predicted, predicts_next
 from xfresearch.models.block_config import BlockConfig
 from xfresearch.models.costs import Costs
@@ -40,7 +41,9 @@ TERMS = {
     "standard_error": "of the loss, in nats, over the units: the loss on other text of this kind differs by about this",
     "units": "the sequences or documents over which the standard error is computed",
     "tokens": "predicted tokens of the held-out text",
-    "bytes": "bytes of the held-out text",
+    "bytes": "bytes of the held-out text that come back from its tokens",
+    "unknown_tokens": "share of the tokens of the held-out text that are the unknown token, which has no text",
+    "lost_bytes": "share of the held-out text that does not come back: bits per byte are over the rest",
     "step": "updates of the parameters",
     "goodput": "share of the wall time that went into updates",
     "resumed_from": "the checkpoint with which each later start went on, in a run that makes emergency checkpoints",
@@ -62,8 +65,8 @@ def write_report(
     """Writes `workdir`/report.html from the run's metrics.jsonl and the arguments, and returns its path.
 
     config: the resolved config, with the vocabulary. baselines: bits per byte by name. result: numbers of the last
-    evaluation, with `bits_per_byte` (if it does not predict next tokens: `accuracy` alone), and under `time` the share of
-    each kind of time.
+    evaluation, with `bits_per_byte` if text comes back (if it does not predict next tokens: `accuracy` alone), and under
+    `time` the share of each kind of time.
     samples: texts that the model generated (samples.py). commands: {label: shell command} to run next. lineage: the
     trained models that the run started from (workdir.py), the nearest first.
     """
@@ -89,6 +92,7 @@ def write_report(
         held_out=held_out,
         machine=machine,
         bars=_bars(baselines, result),
+        note=coverage.note(result),
         charts=_charts(rows, tokens, counted, baselines, held_out),
         panel=panel_pictures(rows),
         facts=facts,

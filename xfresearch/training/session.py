@@ -205,13 +205,17 @@ def _commands(config: Config, path: epath.Path, arguments: list[Source], samples
 
 
 def _print(config, path, baselines, result, samples, report, commands) -> None:
+    from xfresearch.data import coverage
+
     if result.evaluation:
         name = "bits_per_byte" if "bits_per_byte" in result.evaluation else "accuracy"
         source = f"{config.evaluation.split} split of {config.data.corpus[0]}"
         print(f"\nheld-out {name.replace('_', ' ')} ({source})")
-        rows = [*baselines.items(), ("this model", result.evaluation[name])]
+        rows = [*(baselines.items() if name == "bits_per_byte" else ()), ("this model", result.evaluation[name])]
         for label, value in sorted(rows, key=lambda row: -row[1]):
             print(f"  {value:6.3f}  {label}")
+        if note := coverage.note(result.evaluation):
+            print(note)
     for sample in samples[:: len(SEEDS)]:  # the report has all of them
         prompt = sample["prompt"]
         print(f"\nsample, after {prompt!r} ({sampling_in_words()}):\n{prompt}{sample['text']}")

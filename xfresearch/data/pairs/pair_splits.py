@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from xfresearch.config.options import DataConfig, RunConfig
+from xfresearch.data import coverage
 from xfresearch.data.cache import build_once, cache_root, complete, digest, read_meta, write_meta
 from xfresearch.data.corpora import open_split
 from xfresearch.data.pairs import pair_packing
@@ -24,7 +25,7 @@ from xfresearch.runtime.errors import UserError
 from xfresearch.runtime.files import inside
 from xfresearch.runtime.progress import stage
 
-FORMAT = 1
+FORMAT = 2
 _ROWS = "rows.array_record"
 _CHUNK = 4096  # pairs that wait to be tokenised
 _SAMPLE = 256  # rows of a task that are looked at before a run
@@ -57,8 +58,9 @@ def is_empty(pair: Texts) -> bool:
 def prepare(config: RunConfig, split: str, corpus: str, tokenizer: Tokenizer | None = None) -> "PairedSplit | TaskSplit":
     """The pairs of `split` of `corpus` in rows of config.source_length and config.sequence_length.
 
-    Raises UserError if none of them fits. `.meta` has n_sequences, n_tokens, n_pairs, n_bytes, and the pairs that are left
-    out: n_longer, which do not fit, and n_empty (of files). Of a task they are estimates of what it would generate.
+    Raises UserError if none of them fits. `.meta` has n_sequences, n_tokens, n_pairs, n_bytes, n_unknown and n_lost
+    (coverage.py), and the pairs that are left out: n_longer, which do not fit, and n_empty (of files). Of a task they are
+    estimates of what it would generate.
     """
     tokenizer = tokenizer or tokenizer_for(config.data)
     pairs = texts_of(corpus, split, config.data)
@@ -144,27 +146,34 @@ class TaskSplit:
         return {name: round(value * scale) for name, value in counts.items()} | {"n_sequences": len(self), "n_bytes": 0}
 
 
-def _encoded(pairs, split: str, corpus: str, tokenizer: Tokenizer, workers: int) -> Iterator[tuple[Pair, Texts]]:
-    """Each pair, and its texts. Encodes in threads: the libraries of tokenizers release the GIL."""
+def _encoded(pairs, split: str, corpus: str, tokenizer: Tokenizer, workers: int) -> Iterator[tuple[Pair, Texts, dict]]:
+    """Each pair, its texts and their coverage. Encodes in threads: the libraries of tokenizers release the GIL."""
+
+    def counted(texts: Texts) -> tuple[Pair, Texts, dict]:
+        pair = encode(tokenizer, texts)
+        source, target = (coverage.counts(tokenizer, *each) for each in zip(texts, pair, strict=True))
+        return pair, texts, {name: source[name] + target[name] for name in source}
+
     texts = iter(pairs.pairs(split))
     with ThreadPoolExecutor(workers) as pool, stage(f"tokenising {corpus} {split}", pairs.n_bytes(split)) as progress:
         while chunk := list(islice(texts, _CHUNK)):
-            yield from zip(pool.map(partial(encode, tokenizer), chunk), chunk, strict=True)
+            yield from pool.map(counted, chunk)
             progress.update(sum(len(source) + len(target) for source, target in chunk))
 
 
-def _write(directory: Path, config: RunConfig, encoded: Iterator[tuple[Pair, Texts]], title: str) -> None:
+def _write(directory: Path, config: RunConfig, encoded: Iterator[tuple[Pair, Texts, dict]], title: str) -> None:
     """Writes the rows of all pairs that fit, and the meta of the split."""
     lengths = config.source_length, config.sequence_length
-    count = {"n_pairs": 0, "n_longer": 0, "n_empty": 0, "n_bytes": 0, "n_tokens": 0}
+    names = ("n_pairs", "n_longer", "n_empty", "n_bytes", "n_tokens", "n_unknown", "n_lost")
+    count = dict.fromkeys(names, 0)
 
     def fitting() -> Iterator[Pair]:
-        for pair, texts in encoded:
+        for pair, texts, lost in encoded:
             counted = "n_empty" if is_empty(texts) else "n_pairs" if pair.fits(*lengths) else "n_longer"
             count[counted] += 1
             if counted == "n_pairs":
-                count["n_bytes"] += sum(map(len, texts))
-                count["n_tokens"] += len(pair.source) + len(pair.target)
+                sizes = {"n_bytes": sum(map(len, texts)), "n_tokens": len(pair.source) + len(pair.target)}
+                count.update({name: count[name] + number for name, number in (sizes | lost).items()})
                 yield pair
 
     packs = config.data.objective.rows == "packed"
