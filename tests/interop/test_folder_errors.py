@@ -161,11 +161,11 @@ def test_a_tensor_in_two_files_is_named(sharded, tmp_path):
     assert re.search(r"tensor model\.layers\.\S+ is also in again.safetensors", error_of(folder))
 
 
-@pytest.mark.parametrize("name", ["../elsewhere.safetensors", "/etc/hostname"])
+@pytest.mark.parametrize("name", ["../elsewhere.safetensors", "/etc/hostname", "a\0.safetensors", "a" * 100_000, "", "."])
 def test_an_index_cannot_list_files_outside_its_folder(folder, name):
     (folder / WEIGHTS).rename(folder.parent / "elsewhere.safetensors")
     (folder / INDEX).write_text(json.dumps({"weight_map": {UP: name}}))
-    assert "which is not in the folder" in error_of(folder)
+    assert len(message := error_of(folder)) < 1000 and "which is not in the folder" in message
 
 
 @pytest.mark.parametrize(
@@ -186,6 +186,11 @@ def test_an_index_cannot_list_files_outside_its_folder(folder, name):
         ({"rms_norm_eps": "tiny"}, "config.json: rms_norm_eps='tiny' has the wrong type str: it must be a number"),
         ({"rope_theta": "a"}, "config.json: rope_theta='a' has the wrong type: it must be a number"),
         ({"rope_theta": -1}, "config.json: rope_theta=-1.0"),
+        ({"rope_theta": 10**400}, r"config.json: rope_theta=10+ has the wrong type: it must be a number"),
+        (
+            {"model_type": "gemma2", "query_pre_attn_scalar": 10**400},
+            "config.json: query_pre_attn_scalar=10+ has the wrong type: it must be a number",
+        ),
         ({"rope_scaling": "linear"}, "config.json: rope_scaling='linear' has the wrong type: it must be an object"),
         ({"rope_scaling": {"type": "linear"}}, "config.json: rope_scaling has no factor"),
         (

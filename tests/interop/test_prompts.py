@@ -1,6 +1,7 @@
 """Prompts of models from Hugging Face folders: special tokens, chat templates, token ids, and the beginning of a text."""
 
 import json
+from contextlib import suppress
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -73,6 +74,13 @@ def test_a_chat_template_is_applied(lm):
     assert lm.chat(" the a ") == lm.tokenizer.encode_special(text) and lm.chat("a")[0] == END
 
 
+def _jinja(template: str) -> dict[str, bytes]:
+    return {"chat_template.jinja": template.encode()}
+
+
+LIMITS = "cannot be rendered: it takes more than 1 s of processor time or 256 MiB of memory$"
+
+
 @pytest.mark.parametrize(
     "files, error",
     [
@@ -83,9 +91,20 @@ def test_a_chat_template_is_applied(lm):
         ({"chat_template.jinja": b"{{ messages[0].content + 1 }}"}, "cannot be rendered: can only concatenate"),
         ({"chat_template.jinja": b"{% generation %}"}, "cannot be rendered: Unexpected end of template. .*'endgeneration'"),
         ({"tokenizer_config.json": b"{"}, "tokenizer_config.json: not valid JSON"),
+        ({"tokenizer_config.json": b"[" * 100_000}, "tokenizer_config.json: not valid JSON"),
+        (_jinja("{{ 'a' + 1 }}"), "can only concatenate str"),
+        (_jinja("{% for a in range(99999) %}" * 3 + "{% endfor %}" * 3), LIMITS),
+        (_jinja("{{ 'a' * 10**10 }}"), LIMITS),
+        (_jinja("{{ 'a' * 10**8 }}"), LIMITS),
+        (_jinja("{{ 'a' * 2**25 }}"), "its text has 33,554,432 characters, which must be at most 16,777,216"),
+        (_jinja("{{ 9**(9**9) }}"), LIMITS),
+        (_jinja("{{ 'a' | center(10**12) }}"), LIMITS),
+        (_jinja("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}"), "maximum recursion depth exceeded"),
+        (_jinja(f"{{{{ {'(' * 9999}1{')' * 9999} }}}}"), "maximum recursion depth exceeded"),
     ],
 )
-def test_a_template_that_cannot_be_rendered_is_refused_in_one_line(files, error):
+def test_a_template_that_cannot_be_rendered_is_refused_in_one_line(files, error, monkeypatch):
+    monkeypatch.setattr(chat, "SECONDS", 1)
     with pytest.raises(xf.UserError, match=error) as caught:
         chat.render(files, [{"role": "user", "content": "a"}])
     assert "\n" not in str(caught.value)
@@ -105,6 +124,14 @@ TALK = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
 @pytest.mark.parametrize("template, text", MARKED.items())
 def test_text_that_is_marked_for_training_is_text(template, text):
     assert chat.render({"chat_template.jinja": template.encode()}, TALK) == text
+
+
+def test_a_template_that_ran_out_of_its_limits_is_followed_by_others():
+    """The values of a rendering are not seen by the next, and half of a surrogate pair comes back as it was."""
+    for files in (_jinja("{{ 'a' * 10**10 }}"), _jinja("{% set messages = 1 %}"), _jinja("{{ 'a' + 1 }}")):
+        with suppress(xf.UserError):
+            chat.render(files, TALK)
+        assert chat.render(_jinja("{{ messages[0].content }}"), [{"content": "\ud800\0"}]) == "\ud800\0"
 
 
 def test_a_template_refuses_by_its_own_words():

@@ -39,8 +39,8 @@ from xfresearch.checkpoints.validity import (
 from xfresearch.checkpoints.writing import orbax
 from xfresearch.config.options import CheckpointConfig
 from xfresearch.runtime import distributed
-from xfresearch.runtime.errors import Stopped, disk_errors
-from xfresearch.runtime.files import check_tree, exists, in_bucket, inside, names_in, read_bytes
+from xfresearch.runtime.errors import Stopped, UserError, disk_errors
+from xfresearch.runtime.files import check_tree, exists, in_bucket, inside, names_in, read_object
 
 ITEMS = ("params", "ema", "rest")
 RETRY_SECONDS = (1, 2, 4)  # between two tries to read
@@ -92,8 +92,9 @@ def has_only_params(workdir) -> bool:
 
 def digest_of(workdir, step: int) -> str:
     """The digest of a whole checkpoint; '' if the checkpoint is gone, or is of an earlier version, which had no digests."""
-    with suppress(OSError, ValueError):
-        return json.loads(read_bytes(inside(folder_of(workdir, step), "meta", "metadata"))).get("digest", "")
+    file = inside(folder_of(workdir, step), "meta", "metadata")
+    with suppress(UserError):
+        return read_object(file).get("digest", "")
     return ""
 
 
@@ -102,8 +103,9 @@ def _losses(workdir, text: str = "") -> dict[int, float]:
     checkpoints that existed when it was saved, because the loss of a step may be measured after its checkpoint was saved."""
     metas = {}
     for step in steps(workdir):
-        with suppress(OSError, ValueError):  # a damaged checkpoint is not the best one
-            metas[step] = json.loads(read_bytes(inside(folder_of(workdir, step), "meta", "metadata")))
+        file = inside(folder_of(workdir, step), "meta", "metadata")
+        with suppress(UserError):  # a damaged checkpoint is not the best one
+            metas[step] = read_object(file)
     of_text = [meta for meta in metas.values() if meta.get("best_text", "") == text]
     losses = {int(step): loss for meta in of_text for step, loss in meta.get("losses", {}).items()}
     return {step: loss for step, loss in losses.items() if step in metas and is_finite(loss)}

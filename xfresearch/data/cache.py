@@ -162,7 +162,7 @@ def complete(directory: Path) -> bool:
     try:
         files = read_meta(directory)["files"]
         return all(_content(inside(directory, name)) == content for name, content in files.items())
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError):
         return False
 
 

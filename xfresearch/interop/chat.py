@@ -2,41 +2,29 @@
 
 import json
 from collections.abc import Sequence
-from datetime import datetime
 
 from xfresearch.interop.source import object_in
+from xfresearch.runtime import confined
 from xfresearch.runtime.errors import UserError
 
 FILES = ("chat_template.jinja", "chat_template.json", "tokenizer_config.json")  # the first with a template counts
+SECONDS, MEMORY = 2, 1 << 28  # of processor time, and bytes, to render a template
 
 
 def render(files: dict[str, bytes], messages: Sequence[dict]) -> str:
     """The text of `messages`, [{"role": "user", "content": "..."}], up to where the answer begins.
 
     `files` are those of the folder, by name. As in `transformers`, the template runs in Jinja's sandbox, and sees the
-    names of the special tokens. Raises UserError if there is no template, or if it cannot be rendered.
+    names of the special tokens; here it runs in another process, with limits of time and memory. Raises UserError if there
+    is no template, or if it cannot be rendered.
     """
-    import jinja2
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-    tags = ["jinja2.ext.loopcontrols", "xfresearch.interop.generation_tag.GenerationTag"]
-    options = {"trim_blocks": True, "lstrip_blocks": True, "extensions": tags}
-    environment = ImmutableSandboxedEnvironment(**options)
-    environment.filters["tojson"] = lambda value, **more: json.dumps(value, ensure_ascii=False, **more)
-    environment.globals |= {"raise_exception": _refuse, "strftime_now": lambda form: datetime.now().strftime(form)}
     name, template = _template(files)
+    seen = {"messages": list(messages), "add_generation_prompt": True, "tools": None, **_special_tokens(files)}
     try:
-        text = environment.from_string(template)
-        return text.render(messages=list(messages), add_generation_prompt=True, tools=None, **_special_tokens(files))
-    except (jinja2.TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise UserError(f"{name}: the chat template cannot be rendered: {reason}") from None
-
-
-def _refuse(message: str):
-    from jinja2 import TemplateError
-
-    raise TemplateError(message)
+        request = json.dumps([template, seen]).encode()
+        return json.loads(b"".join(confined.ask("xfresearch.interop.rendering", request, SECONDS, MEMORY)))
+    except confined.Failed as error:
+        raise UserError(f"{name}: the chat template cannot be rendered: {error}") from None
 
 
 def _template(files: dict[str, bytes]) -> tuple[str, str]:

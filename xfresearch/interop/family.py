@@ -17,7 +17,8 @@ import numpy as np
 
 from xfresearch.models.mixers.softmax.options import PROJECTIONS
 from xfresearch.models.model_config import ModelConfig
-from xfresearch.runtime.errors import UserError
+from xfresearch.runtime.errors import UserError, shortened
+from xfresearch.runtime.schema import is_number
 
 REQUIRED = object()
 MISSING = object()  # the value of a field that a model, or a kind of layer, does not have
@@ -249,8 +250,8 @@ class Family:
 
 def number(key: str, value) -> float:
     """The value of a config.json key as a float. Raises Unsupported if it is not a number."""
-    if type(value) not in (int, float):
-        raise Unsupported(f"config.json: {key}={value!r} has the wrong type: it must be a number")
+    if not is_number(value):
+        raise Unsupported(f"config.json: {key}={shortened(repr(value))} has the wrong type: it must be a number")
     return float(value)
 
 

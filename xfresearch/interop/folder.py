@@ -9,7 +9,7 @@ from itertools import chain
 from pathlib import Path
 
 from xfresearch.interop.tensor_files import DTYPES, PendingTensor, StoredTensor, tensors_in, write
-from xfresearch.runtime.errors import UserError
+from xfresearch.runtime.errors import UserError, shortened
 from xfresearch.runtime.files import files_in, found_in, inside, names_in, read_bytes, read_object, write_text
 from xfresearch.runtime.formats import check_whole
 from xfresearch.runtime.model_paths import with_models
@@ -114,9 +114,10 @@ def _files(folder: Path) -> list[Path]:
         except (ValueError, RecursionError, KeyError, AttributeError, TypeError):
             check_whole(index)
             raise UserError(f"{index}: not an index of safetensors files") from None
-        for file in files:
-            if not inside(folder, file.name).is_file() or file.parent != folder:
-                raise UserError(f"{index}: it lists {file.name}, which is not in the folder")
+        present = set(names_in(folder))
+        for name in names:  # it may be no name of a file
+            if name not in present or not inside(folder, name).is_file():
+                raise UserError(f"{index}: it lists {shortened(str(name))}, which is not in the folder")
         return files
     if shards := _shards(folder):
         return shards

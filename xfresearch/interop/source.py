@@ -60,6 +60,6 @@ def object_in(files: dict[str, bytes], name: str) -> dict:
     """The JSON object in one of a folder's `files`; {} if there is none. Raises UserError for a file that is not JSON."""
     try:
         value = json.loads(files.get(name, b"{}"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{name}: not valid JSON: {error}") from None
     return value if isinstance(value, dict) else {}

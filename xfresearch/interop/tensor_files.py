@@ -9,6 +9,7 @@ read: its tensors must tile the file without gaps or overlaps.
 import json
 import math
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -134,8 +135,8 @@ class DuplicateKey(ValueError):
 def _unique(pairs: list[tuple]) -> dict:
     entries = dict(pairs)
     if len(entries) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise DuplicateKey(repr(next(name for name in names if names.count(name) > 1)))
+        counts = Counter(name for name, _ in pairs)
+        raise DuplicateKey(repr(next(name for name in counts if counts[name] > 1)))
     return entries
 
 

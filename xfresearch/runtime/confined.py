@@ -72,7 +72,7 @@ class _Child:
 
     def answers(self, request: bytes, seconds: int, memory: int) -> Iterator[bytearray]:
         self.is_idle = False
-        limits = f"{seconds} s of processor time and {memory >> 20:,} MiB of memory"
+        limits = f"{seconds} s of processor time or {memory >> 20:,} MiB of memory"
         try:
             self._write(REQUEST.pack(seconds, memory, len(request)) + request)
             while (frame := self._frame(_WAIT * seconds))[0] == DATA:

@@ -1,0 +1,37 @@
+"""Renders a chat template in a child process of confined.py: Jinja's sandbox ends no loop and bounds no text.
+
+A request is JSON: the source of the template, and the names that it sees with their values. The answer is the text, as JSON.
+"""
+
+import json
+from collections.abc import Iterator
+from datetime import datetime
+from functools import lru_cache
+
+from jinja2 import Template, TemplateError
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from xfresearch.interop.generation_tag import GenerationTag
+
+MOST = 1 << 24  # characters of a text; the longest contexts have a tenth of it
+
+
+def answers(request: bytes) -> Iterator[bytes]:
+    source, values = json.loads(request)
+    text = _compiled(source).render(values)
+    if len(text) > MOST:
+        raise ValueError(f"its text has {len(text):,} characters, which must be at most {MOST:,}")
+    yield json.dumps(text).encode()
+
+
+@lru_cache(maxsize=8)
+def _compiled(source: str) -> Template:
+    tags = ["jinja2.ext.loopcontrols", GenerationTag]
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=tags)
+    environment.filters["tojson"] = lambda value, **more: json.dumps(value, ensure_ascii=False, **more)
+    environment.globals |= {"raise_exception": _refuse, "strftime_now": lambda form: datetime.now().strftime(form)}
+    return environment.from_string(source)
+
+
+def _refuse(message: str):
+    raise TemplateError(message)
