@@ -8,6 +8,7 @@ import numpy as np
 from etils import epath
 
 from xfresearch.data.tokenizers.base import Tokenizer
+from xfresearch.data.tokenizers.bounds import require_bounded
 from xfresearch.data.tokenizers.lossless import by_steps, returns
 from xfresearch.data.tokenizers.sentence_piece import piece_bytes
 from xfresearch.data.tokenizers.special_tokens import NO_SPECIAL_TOKENS, SpecialTokens
@@ -30,13 +31,14 @@ class HuggingFaceTokenizer(Tokenizer):
     def __init__(self, content: str, special: SpecialTokens = NO_SPECIAL_TOKENS):
         import tokenizers
 
+        values = json.loads(content)
+        require_bounded(values)
         # <|endoftext|> in a document is text, not a separator; only encode_special reads it as a token.
         self._hf, self._hf_special = (tokenizers.Tokenizer.from_str(content) for _ in range(2))
         for each, as_text in ((self._hf, True), (self._hf_special, False)):
             each.no_truncation()
             each.no_padding()
             each.encode_special_tokens = as_text
-        values = json.loads(content)
         kinds, to_bytes = _decoder(values)
         byte_level = "ByteLevel" in kinds
         table = _token_bytes(self._hf, byte_level, to_bytes)
@@ -81,11 +83,10 @@ class HuggingFaceTokenizer(Tokenizer):
             ]
 
     def encode_special(self, text: str) -> list[int]:
-        return self._hf_special.encode(text, add_special_tokens=False).ids if text else []
+        return _ids(self._hf_special, text)
 
     def _encode_text(self, text: str) -> list[int]:
-        # encode_batch_fast, unlike encode, releases the GIL, so that threads tokenise in parallel.
-        return self._hf.encode_batch_fast([text], add_special_tokens=False)[0].ids if text else []
+        return _ids(self._hf, text)
 
     def _adds_space(self, byte_level: bool) -> bool:
         first = [] if byte_level else self._encode_text("a")
@@ -105,6 +106,18 @@ class HuggingFaceTokenizer(Tokenizer):
         by_id = [i for i in special.stops if 0 <= i < len(table) and not table[i]]
         customary = (self._hf.token_to_id(name) for name in _SEPARATORS)
         return next((i for i in (by_name, *by_id, *customary) if i is not None), None)
+
+
+def _ids(hf, text: str) -> list[int]:
+    """Raises UserError for a text on which the library fails: a pattern that goes back and forth over it ends in a panic."""
+    try:
+        # encode_batch_fast, unlike encode, releases the GIL, so that threads tokenise in parallel.
+        return hf.encode_batch_fast([text], add_special_tokens=False)[0].ids if text else []
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":  # which is no Exception
+            raise
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise UserError(f"the tokenizer cannot read a text: {reason}") from None
 
 
 def _decoder(values: dict) -> tuple[set[str], Callable[[str], bytes]]:

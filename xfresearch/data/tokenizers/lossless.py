@@ -23,7 +23,7 @@ def by_steps(values: dict, kind: str, byte_level: bool) -> str:
     """`Tokenizer.lossless` of a tokenizer.json with a model of this kind, by the steps around the model: '' unless all of
     them are known to keep all text."""
     model = values["model"]
-    steps = [*_parts(values.get("normalizer")), *_parts(values.get("pre_tokenizer"))]
+    steps = [*parts(values.get("normalizer")), *parts(values.get("pre_tokenizer"))]
     subwords = model.get("continuing_subword_prefix") or model.get("end_of_word_suffix")
     if kind not in ("BPE", "Unigram") or subwords or not all(map(_is_lossless, steps)):
         return ""
@@ -41,12 +41,12 @@ def by_steps(values: dict, kind: str, byte_level: bool) -> str:
     return "text" if model.get("byte_fallback") and "ByteLevel" not in kinds else ""
 
 
-def _parts(step: dict | None) -> list[dict]:
-    """The steps of a normaliser or pre-tokeniser, with sequences flattened."""
+def parts(step: dict | None) -> list[dict]:
+    """The steps of a normaliser, pre-tokeniser or post-processor, with sequences flattened."""
     if not step:
         return []
-    inner = step.get("normalizers") or step.get("pretokenizers") or []
-    return [part for one in inner for part in _parts(one)] if step["type"] == "Sequence" else [step]
+    inner = [one for key in ("normalizers", "pretokenizers", "processors") for one in step.get(key) or ()]
+    return [part for one in inner for part in parts(one)] if step["type"] == "Sequence" else [step]
 
 
 def _is_lossless(step: dict) -> bool:
