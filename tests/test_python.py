@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
@@ -16,7 +17,7 @@ from xfresearch.checkpoints import store
 from xfresearch.data.tokenizers import ByteTokenizer
 from xfresearch.run.config_files import as_arguments, default_config, parse
 from xfresearch.runtime.run_rows import Rows
-from xfresearch.training import loop
+from xfresearch.training import loop, stopping
 from xfresearch.training.callbacks import Callback, StopTraining
 from xfresearch.training.metrics import read_metrics
 
@@ -92,6 +93,16 @@ def test_ctrl_c_keeps_the_run_and_the_same_call_resumes_it(run, small, tmp_path,
     assert "stopped by SIGINT" in repr(kept)
     resumed = xf.train("gpt2:tiny", small, workdir=str(tmp_path))
     assert resumed.finished and same_curve(resumed, run)
+
+
+def test_another_thread_trains_without_signals_and_says_so_once(run, small, tmp_path, capsys):
+    stopping._say_unhandled.cache_clear()
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    with ThreadPoolExecutor(1) as pool:
+        ended = [pool.submit(xf.train, "gpt2:tiny", small, workdir=str(tmp_path / name)).result() for name in "ab"]
+    assert all(each.finished and same_curve(each, run) for each in ended)
+    assert capsys.readouterr().err.count("this trains in another thread than the main one") == 1
+    assert handlers == {number: signal.getsignal(number) for number in handlers}
 
 
 def test_a_callback_that_stops_a_run_leaves_a_report_with_its_results(small, tmp_path, capsys):

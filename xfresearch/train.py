@@ -109,7 +109,8 @@ def train(
     from. fork: resume although config, data or versions differ.
 
     Ctrl-C ends the run early: its state is saved, it is returned, and the same call resumes it. So does SIGTERM, after which
-    the signal does what it did before the call. Raises UserError for a mistake, Diverged if the loss is not finite, Stopped
+    the signal does what it did before the call. In another thread than the main one, a callback can end it, a signal
+    cannot. Raises UserError for a mistake, Diverged if the loss is not finite, Stopped
     if a checkpoint cannot be written, and what a callback raises.
     """
     began = time.time()

@@ -2,7 +2,10 @@
 
 import os
 import signal
-from collections.abc import Iterator
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from functools import cache
 
 from xfresearch.runtime import distributed
 
@@ -19,12 +22,27 @@ def until(stopping, batches: Iterator[dict]) -> Iterator[dict]:
         yield batch
 
 
+def _handled(by: Callable, *signals: signal.Signals) -> dict:
+    """{signal: its handler before}. Python gives signals to the main thread alone: {} in another one."""
+    if threading.current_thread() is threading.main_thread():
+        return {each: signal.signal(each, by) for each in signals}
+    _say_unhandled()
+    return {}
+
+
+@cache
+def _say_unhandled() -> None:
+    """Once in a process."""
+    print("this trains in another thread than the main one: Ctrl-C and SIGTERM do not save it first", file=sys.stderr)
+
+
 class StopSignal:
-    """Records SIGTERM or SIGINT, so that the loop can save before it stops. A second SIGINT ends the process."""
+    """Records SIGTERM or SIGINT, so that the loop can save before it stops. A second SIGINT ends the process. Neither is
+    recorded in another thread than the main one."""
 
     def __init__(self):
         self.received = ""
-        self.previous = {s: signal.signal(s, self._record) for s in (signal.SIGTERM, signal.SIGINT)}
+        self.previous = _handled(self._record, signal.SIGTERM, signal.SIGINT)
 
     def _record(self, number, frame):
         if self.received and number == signal.SIGINT:
@@ -51,7 +69,7 @@ class PreemptionNotice:
         self.received = ""
         self._interrupts = 0
         self._asked = 0
-        self.previous = signal.signal(signal.SIGINT, self._interrupt)
+        self.previous = _handled(self._interrupt, signal.SIGINT)
 
     def _interrupt(self, number, frame):
         self._interrupts += 1
@@ -72,6 +90,7 @@ class PreemptionNotice:
         return bool(self.received)
 
     def restore(self) -> None:
-        signal.signal(signal.SIGINT, self.previous)
+        for number, handler in self.previous.items():
+            signal.signal(number, handler)
         if not self.received:  # after a notice, this process may still get its own SIGTERM
             distributed.handle_preemption(False)
