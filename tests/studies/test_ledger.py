@@ -2,11 +2,17 @@
 
 import ast
 import hashlib
+import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from docs import studies
 from tests.studies.test_design import STUDY
+from xfresearch.runtime.errors import UserError
+from xfresearch.runtime.files import read_object
 from xfresearch.studies import ledger
 
 # The words of ledger.STATISTICS, and a digest of the code behind them, without comments. A change of the code that may
@@ -59,6 +65,68 @@ def test_verdicts_stay_and_others_make_a_version(tmp_path):
     first, second = ledger.conclude(tmp_path, ["a is worse"])
     assert (first["verdicts"], second["verdicts"]) == (["a is better"], ["a is worse"])
     assert second["changes"] == ["nothing: computed again"] and len(ledger.read(tmp_path)) == 2
+
+
+def write(folder, content: dict) -> None:
+    (folder / ledger.LEDGER).write_text(json.dumps(content))
+
+
+def test_a_change_by_hand_of_anything_is_refused(tmp_path, monkeypatch):
+    """Every value of the file, one at a time, and every version that is left out."""
+    other, own = tmp_path / "other", tmp_path / "own"
+    ledger.begin(replace(STUDY, margin=0.5), other, (), ())
+    ledger.conclude(other, ["b is better"])
+    monkeypatch.setattr(ledger, "read_runs", lambda path: {"known": {}, "another": {}})
+    for study, reused in ((STUDY, ()), (replace(STUDY, margin=0.3), (str(other),))):
+        ledger.begin(study, own, ({"fingerprint": "known"},), reused)
+        ledger.conclude(own, ["a is better"])
+    content = read_object(own / ledger.LEDGER)
+    assert [version.get("of") for version in ledger.read(own)] == [None, "other", None]
+    changed = [*_changed(content), *({**content, "versions": _without(content["versions"], at)} for at in range(3))]
+    first, copied, last = content["versions"]
+    stated = last.keys() - {"verdicts"}  # which the file's digest covers, and the next version
+    of_a_version = [[first, copied, {**last, name: other}] for name in stated for other in _changed(last[name])]
+    of_a_version += [[first, other, last] for other in _changed(copied)]
+    digested = [{"versions": versions, "digest": ledger._hashed(versions)} for versions in of_a_version]
+    assert len(changed) > 60 and len(digested) > 60
+    for each in [*changed, *digested, {"versions": content["versions"]}]:
+        write(own, each)
+        with pytest.raises(UserError, match="ledger.json"):
+            ledger.read(own)
+    write(own, content)
+    assert len(ledger.read(own)) == 3
+
+
+def _changed(value):
+    """Copies of a JSON value, each with another one in one place."""
+    if isinstance(value, dict):
+        for key in value:
+            yield from ({**value, key: other} for other in _changed(value[key]))
+            yield from [{name: value[name] for name in value if name != key}] if isinstance(value[key], str) else []
+    elif isinstance(value, list):
+        for at, item in enumerate(value):
+            yield from ([*value[:at], other, *value[at + 1 :]] for other in _changed(item))
+            yield _without(value, at)
+    else:
+        yield f"{value} " if isinstance(value, str) else (value or 0) + 1
+
+
+def _without(values: list, at: int) -> list:
+    return values[:at] + values[at + 1 :]
+
+
+@pytest.mark.parametrize("folder", sorted(path.parent for path in studies.DATA.glob("*/ledger.json")), ids=lambda p: p.name)
+def test_ledgers_of_the_pages_are_whole_and_a_new_version_covers_the_earlier_ones(folder, tmp_path):
+    shutil.copy(folder / ledger.LEDGER, tmp_path)
+    before = ledger.read(tmp_path)
+    ledger.begin(STUDY, tmp_path, (), ())
+    content = read_object(tmp_path / ledger.LEDGER)
+    assert ledger.read(tmp_path)[:-1] == before
+    content["versions"][0]["seen"]["others"] += 1
+    content["digest"] = ledger._hashed(content["versions"])
+    write(tmp_path, content)
+    with pytest.raises(UserError, match="which is not that of its design, date and runs"):
+        ledger.read(tmp_path)
 
 
 def test_looks_that_are_dropped_are_a_change(tmp_path):

@@ -1,10 +1,14 @@
 """The ledger of a study: every version of its design with the rule, when it was written, and which runs existed by then.
 
 ledger.json is written before the first run. A change of the design (the margin, an arm, the number of seeds, the metric, the
-rule) makes a new version, with all runs that existed before it: they were seen before the rule. Each version has a digest of
-its own design and of the version before, so a design that is changed by hand shows. With --reuse, the ledgers of the other
-studies come along. The report has all versions with their verdicts, which stay: other statistics, runs of other studies, or
-another verdict of the same design make a new version, too.
+rule) makes a new version, with all runs that existed before it: they were seen before the rule. With --reuse, the ledgers of
+the other studies come along. The report has all versions with their verdicts, which stay: other statistics, runs of other
+studies, or another verdict of the same design make a new version, too.
+
+Each version has a digest of all that it states when it is written, and of the versions before with their verdicts; the file
+has one of all versions. So a change by hand shows, and a page that quotes a digest fixes what is behind it. Whoever computes
+the digests anew can still forge a ledger: only a copy elsewhere, such as a commit, shows that. A digest of 16 digits is from
+before 2026-11-29 and covers the design, the statistics and the earlier digests alone; the next version covers all of it.
 """
 
 import hashlib
@@ -28,6 +32,8 @@ NO_DECISION = ("deviation", "keep", "probes", "tiny")  # options of a design tha
 SEEN = {"runs": [str], "others": int, "directories": [str]}
 VERSION = {"digest": str, "date": str, "commit": str, "statistics": str, "design": dict, "seen": SEEN}
 VERSION |= {"verdicts": Maybe([str]), "of": Maybe(str)}
+STATED = ("date", "commit", "statistics", "design", "seen")  # verdicts come later, and belong to the versions after
+DIGITS, DIGITS_OF_DESIGN = 32, 16
 
 
 def begin(study: Study, folder, results: Iterable[Mapping], reused: Sequence[str]) -> None:
@@ -53,12 +59,13 @@ def _version(design: Mapping, seen: Mapping, before: Sequence[dict]) -> dict:
     """A version of now, after others."""
     from xfresearch.runtime.hardware import git_commit
 
-    made = {"date": time.strftime("%Y-%m-%d %H:%M"), "commit": git_commit(), "statistics": STATISTICS}
-    return {"digest": _digest(design, STATISTICS, before), **made, "design": design, "seen": seen}
+    date = time.strftime("%Y-%m-%d %H:%M")
+    made = {"date": date, "commit": git_commit(), "statistics": STATISTICS, "design": design, "seen": seen}
+    return {"digest": _digest(made, before), **made}
 
 
 def _write(folder, versions: Sequence[dict]) -> None:
-    write_json(epath.Path(folder) / LEDGER, {"versions": versions})
+    write_json(epath.Path(folder) / LEDGER, {"versions": versions, "digest": _hashed(versions)})
 
 
 def read(folder) -> list[dict]:
@@ -66,15 +73,20 @@ def read(folder) -> list[dict]:
     file = inside(folder, LEDGER)
     if not exists(file):
         return []
-    versions = check(read_object(file), {"versions": [VERSION]}, file)["versions"]
+    content = check(read_object(file), {"versions": [VERSION], "digest": Maybe(str)}, file)
+    versions = content["versions"]
     own = [at for at, version in enumerate(versions) if not version.get("of")]
     for at in own:
-        version = versions[at]
-        if version["digest"] != _digest(version["design"], version["statistics"], versions[:at]):
+        version, whole = versions[at], len(versions[at]["digest"]) != DIGITS_OF_DESIGN
+        if version["digest"] != (_digest if whole else _digest_of_design)(version, versions[:at]):
+            of = "its design, date and runs, and of the versions before" if whole else "its design"
             raise UserError(
-                f"{file}: version {own.index(at) + 1} has the digest {version['digest']}, which is not that of its design: "
+                f"{file}: version {own.index(at) + 1} has the digest {version['digest']}, which is not that of {of}: "
                 "restore the file. A new design makes a new version by itself"
             )
+    digest, covered = content.get("digest"), any(len(versions[at]["digest"]) == DIGITS for at in own)
+    if (digest or covered) and digest != _hashed(versions):
+        raise UserError(f"{file} has the digest {digest}, which is not that of its versions and verdicts: restore the file")
     return versions
 
 
@@ -128,8 +140,17 @@ def _deciding(study: Study) -> dict:
     return json.loads(json.dumps(design))
 
 
-def _digest(design: Mapping, statistics: str, before: Sequence[Mapping]) -> str:
-    """Of a version and of those before it."""
-    own = [version["digest"] for version in before if not version.get("of")]
-    text = json.dumps({"design": design, "statistics": statistics, "before": own}, sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+def _digest(version: Mapping, before: Sequence[Mapping]) -> str:
+    """Of what a version states, and of those before it, also of the studies that it reuses."""
+    return _hashed({name: version[name] for name in STATED} | {"before": before})[:DIGITS]
+
+
+def _digest_of_design(version: Mapping, before: Sequence[Mapping]) -> str:
+    """That of a version from before 2026-11-29."""
+    own = [each["digest"] for each in before if not each.get("of")]
+    stated = {name: version[name] for name in ("design", "statistics")}
+    return _hashed(stated | {"before": own})[:DIGITS_OF_DESIGN]
+
+
+def _hashed(value) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
