@@ -23,10 +23,18 @@ def corpus(path: Path, field: str) -> str:
 
 
 def pairs(path: Path, fields: str) -> str:
-    """The pairs of config.data.corpus=PATH with the source and the target in two fields, joined by a tab."""
-    from xfresearch.data.pairs.pair_files import PairFiles
+    """The pairs of config.data.corpus=PATH with the source and the target in two fields, joined by a tab. A number of a
+    column is given as one, as in a config file."""
+    from xfresearch.config.reading import from_dict
+    from xfresearch.data.pairs import PairFiles, open_pairs
+    from xfresearch.run.config_files import default_config
 
-    files = PairFiles(str(path), *fields.split())
+    data = default_config().data
+    data.objective.kind = "seq2seq"
+    source, target = (int(field) if field.isdecimal() else field for field in fields.split())
+    data.objective.source_field, data.objective.target_field = source, target
+    files = open_pairs(str(path), from_dict(DataConfig, data, "config.data"))
+    assert isinstance(files, PairFiles)
     return documents(b"\t".join(pair) for split in files.splits for pair in files.pairs(split)).replace("documents", "pairs")
 
 

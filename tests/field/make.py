@@ -161,6 +161,7 @@ CONTENT: dict[str, Callable[[], bytes]] = {
     "pairs/wmt.parquet": lambda: _parquet(pa.Table.from_pylist(OPUS)),
     "pairs/wmt.arrow": lambda: _arrow(ipc.new_stream, pa.Table.from_pylist(OPUS)),
     "pairs/quotes.tsv": lambda: "".join(f"{en}\t{fr}\n" for en, fr in [("en", "fr"), *DIALOGUE]).encode(),
+    "pairs/numbered.tsv": lambda: "".join(f"{en}\t{fr}\n" for en, fr in DIALOGUE).encode(),
     "pairs/excel.tsv": lambda: _written(DIALOGUE),
     "corpora/data.parquet": lambda: _parquet(TABLE, row_group_size=2, compression="snappy"),
     "corpora/dictionary.parquet": lambda: _parquet(TABLE.set_column(1, "text", TABLE["text"].dictionary_encode())),
