@@ -9,7 +9,7 @@
 # make eval       installs lm_eval, for python -m xfresearch.evaluate --tasks, and runs the tests that need it
 # make wheel      builds dist/*.whl, checks its metadata, and runs its commands in an empty environment and directory
 # make trackers   installs wandb and mlflow, and runs their tests
-# make lock       writes requirements.lock, the exact versions for every supported Python
+# make lock       writes requirements/lock.txt, the exact versions for every supported Python
 # make libtpu     installs the TPU compiler for python -m xfresearch.plan; it runs without a TPU
 # make plans      compiles the named plans for TPUs; hours on two cores, continues after an interruption
 # make studies    runs what is missing of the studies of docs/questions; from nothing 34 hours on two cores, continues after an interruption
@@ -66,7 +66,7 @@ wheel: $(VENV)/.ready-wheel
 	$(BIN)/python -m pytest -m "" tests/test_wheel.py
 
 trackers: $(VENV)/.ready-test
-	$(BIN)/python -m pip install --quiet -r requirements-trackers.txt
+	$(BIN)/python -m pip install --quiet -r requirements/trackers.txt
 	$(BIN)/python -m pytest tests/training/test_trackers.py tests/studies/test_tracking.py
 
 eval: $(VENV)/.ready-eval
@@ -74,8 +74,8 @@ eval: $(VENV)/.ready-eval
 
 lock: $(BIN)/python
 	$(BIN)/python -m pip install --quiet uv
-	$(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --no-header --output-file requirements.lock \
-		requirements.txt requirements-cloud.txt requirements-eval.txt
+	$(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --no-header --output-file requirements/lock.txt \
+		requirements.txt requirements/cloud.txt requirements/eval.txt
 
 libtpu: $(VENV)/.ready-plan
 
@@ -98,41 +98,41 @@ $(VENV)/.ready: requirements.txt | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --no-compile -r requirements.txt
 	touch $@
 
-$(VENV)/.ready-test: requirements.txt requirements-test.txt | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --no-compile -r requirements-test.txt
+$(VENV)/.ready-test: requirements.txt requirements/test.txt | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --no-compile -r requirements/test.txt
 	touch $@ $(VENV)/.ready
 
-$(VENV)/.ready-plan: requirements-tpu.txt $(VENV)/.ready-test
-	$(BIN)/python -m pip install --quiet -r requirements-tpu.txt
+$(VENV)/.ready-plan: requirements/tpu.txt $(VENV)/.ready-test
+	$(BIN)/python -m pip install --quiet -r requirements/tpu.txt
 	touch $@
 
-$(VENV)/.ready-wheel: requirements-test.txt $(VENV)/.ready-test
+$(VENV)/.ready-wheel: requirements/test.txt $(VENV)/.ready-test
 	$(BIN)/python -m pip install --quiet "twine>=6,<7"
 	touch $@
 
-$(VENV)/.ready-long: requirements-docs.txt requirements-notebook.txt $(VENV)/.ready-test
-	$(BIN)/python -m pip install --quiet --no-compile -r requirements-docs.txt -r requirements-notebook.txt
+$(VENV)/.ready-long: requirements/docs.txt requirements/notebook.txt $(VENV)/.ready-test
+	$(BIN)/python -m pip install --quiet --no-compile -r requirements/docs.txt -r requirements/notebook.txt
 	touch $@
 
-$(VENV)/.ready-eval: requirements-eval.txt $(VENV)/.ready-test
-	$(BIN)/python -m pip install --quiet -r requirements-eval.txt
+$(VENV)/.ready-eval: requirements/eval.txt $(VENV)/.ready-test
+	$(BIN)/python -m pip install --quiet -r requirements/eval.txt
 	touch $@
 
-$(NEWEST)/.ready: requirements.txt requirements-test.txt
+$(NEWEST)/.ready: requirements.txt requirements/test.txt
 	@test -n "$(NEWEST_PYTHON)" || { echo "make newest needs Python 3.12 or later, which is not installed here" >&2; exit 1; }
 	$(NEWEST_PYTHON) -m venv $(NEWEST)
-	$(NEWEST)/bin/python -m pip install --quiet --no-compile -r requirements-test.txt || \
+	$(NEWEST)/bin/python -m pip install --quiet --no-compile -r requirements/test.txt || \
 		{ echo "newest JAX: NOT TESTED, because it cannot be installed" >&2; exit 1; }
 	touch $@
 
-$(PARITY)/.ready: requirements.txt requirements-test.txt requirements-parity.txt
+$(PARITY)/.ready: requirements.txt requirements/test.txt requirements/parity.txt
 	$(PYTHON) -m venv $(PARITY)
-	$(PARITY)/bin/python -m pip install --quiet -r requirements-parity.txt
+	$(PARITY)/bin/python -m pip install --quiet -r requirements/parity.txt
 	touch $@
 
-$(DOCS)/.ready: requirements-docs.txt
+$(DOCS)/.ready: requirements/docs.txt
 	$(PYTHON) -m venv $(DOCS)
-	$(DOCS)/bin/python -m pip install --quiet -r requirements-docs.txt
+	$(DOCS)/bin/python -m pip install --quiet -r requirements/docs.txt
 	touch $@
 
 clean:

@@ -1,6 +1,6 @@
 """python -m docs.notebooks [NAME ...]: executes notebooks of docs/notebooks and keeps their outputs, without metadata.
 
-It needs requirements-notebook.txt. Two of them need a model, stories260K, which is data of the tests, or else downloaded.
+It needs requirements/notebook.txt. Two of them need a model, stories260K, which is data of the tests, or else downloaded.
 tests/test_notebooks.py looks at what is kept, and executes them in `make long`.
 """
 

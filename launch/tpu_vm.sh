@@ -283,13 +283,13 @@ wait_until_active() {
 }
 
 # The Python of the machines may be too old, so uv installs another one.
-requirements='-r requirements.txt -r requirements-cloud.txt'
-[[ -z $(job_flag --tasks) ]] || requirements+=' -r requirements-eval.txt'
+requirements='-r requirements.txt -r requirements/cloud.txt'
+[[ -z $(job_flag --tasks) ]] || requirements+=' -r requirements/eval.txt'
 # shellcheck disable=SC2016 # expanded on the machines
 prepare='mkdir -p xfresearch && tar -xzf xfresearch.tar.gz -C xfresearch && cd xfresearch &&
   export PATH=$HOME/.local/bin:$PATH PIP_BREAK_SYSTEM_PACKAGES=1 && python3 -m pip install --quiet --user uv &&
   { [ -x .venv/bin/python ] || uv venv --quiet --python 3.12 .venv; } &&
-  uv pip install --quiet --python .venv/bin/python '$requirements' -c requirements.lock "jax[tpu]"'
+  uv pip install --quiet --python .venv/bin/python '$requirements' -c requirements/lock.txt "jax[tpu]"'
 prepare=$(tr -s '\n ' ' ' <<<"$prepare")
 files=("$folder/xfresearch.tar.gz") sourced=''
 if [[ -n ${option[env]} ]]; then

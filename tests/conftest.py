@@ -69,7 +69,7 @@ def pytest_collection_modifyitems(config, items):
     if getattr(config.option, "loadgroup", False):
         for item in items:
             if item.get_closest_marker("xdist_group") and "@" not in item.nodeid:
-                raise pytest.UsageError("this version of pytest drops the groups of pytest-xdist (requirements-test.txt)")
+                raise pytest.UsageError("this version of pytest drops the groups of pytest-xdist (requirements/test.txt)")
 
 
 def pytest_make_parametrize_id(val):

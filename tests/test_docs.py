@@ -179,7 +179,7 @@ def test_links_of_the_site_lead_to_its_pages_and_pictures():
 
 @pytest.mark.long
 def test_the_site_is_built_without_a_warning_and_fetches_nothing():
-    pytest.importorskip("mkdocs", reason="needs requirements-docs.txt")
+    pytest.importorskip("mkdocs", reason="needs requirements/docs.txt")
     site.main()
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--config-file", "site/mkdocs.yml"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)

@@ -47,8 +47,8 @@ def test_progress_bars_are_not_kept():
 @pytest.mark.long
 @pytest.mark.parametrize("raised, stack", [("UserError", False), ("RuntimeError", True)])
 def test_a_users_mistake_is_one_line_and_a_bug_keeps_its_stack_trace(raised, stack):
-    nbformat = pytest.importorskip("nbformat", reason="needs requirements-notebook.txt")
-    nbclient = pytest.importorskip("nbclient", reason="needs requirements-notebook.txt")
+    nbformat = pytest.importorskip("nbformat", reason="needs requirements/notebook.txt")
+    nbclient = pytest.importorskip("nbclient", reason="needs requirements/notebook.txt")
     code = f"try:\n    {{}}['a']\nexcept KeyError:\n    raise {raised}('no a')"
     cell = nbformat.v4.new_code_cell(f"from xfresearch.runtime.errors import UserError\n{code}")
     notebook = nbformat.v4.new_notebook(cells=[cell])
@@ -61,7 +61,7 @@ def test_a_users_mistake_is_one_line_and_a_bug_keeps_its_stack_trace(raised, sta
 @pytest.mark.long
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_it_runs(file, tmp_path):
-    pytest.importorskip("nbclient", reason="needs requirements-notebook.txt")
+    pytest.importorskip("nbclient", reason="needs requirements/notebook.txt")
     notebooks.prepare(tmp_path)
     if "stories260K" in file.read_text() and not (tmp_path / "stories260K").exists():
         pytest.skip(f"{notebooks.STORIES} is not here")

@@ -33,9 +33,9 @@ def get_config(size="tiny"):
 def wheel(tmp_path_factory) -> Path:
     """The wheel of this checkout, built from a copy, without a network."""
     tree, folder = tmp_path_factory.mktemp("tree"), tmp_path_factory.mktemp("dist")
-    for path in (*ROOT.glob("requirements*.txt"), *(ROOT / name for name in ("pyproject.toml", "README.md", "LICENSE"))):
-        shutil.copy(path, tree)
-    for name in ("xfresearch", "configs"):
+    for name in ("requirements.txt", "pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, tree)
+    for name in ("xfresearch", "configs", "requirements"):
         shutil.copytree(ROOT / name, tree / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
     command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder), str(tree)]
     done = subprocess.run(command, capture_output=True, text=True)
@@ -81,7 +81,7 @@ def test_its_metadata_are_whole_and_its_requirements_are_those_of_the_files(whee
     assert {each.split(",")[0] for each in data.get_all("Project-URL")} >= {"Repository", "Changelog", "Issues"}
     assert set(data.get_all("Provides-Extra")) == {"gpu", "tpu", "eval", "cloud", "notebook", "trackers"}
     for extra in ("", *data.get_all("Provides-Extra")):
-        file = ROOT / f"requirements{f'-{extra}' if extra else ''}.txt"
+        file = ROOT / (f"requirements/{extra}.txt" if extra else "requirements.txt")
         lines = [line.split("#")[0].strip() for line in file.read_text().splitlines()]
         given = [each for each in data.get_all("Requires-Dist") if ("extra ==" in each) == bool(extra)]
         given = [each for each in given if not extra or f'extra == "{extra}"' in each]

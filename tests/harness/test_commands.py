@@ -21,7 +21,7 @@ from xfresearch.loading import loading
 from xfresearch.runtime.errors import UserError
 from xfresearch.studies import probes
 
-MISSING = "lm_eval is not installed: requirements-eval.txt"
+MISSING = "lm_eval is not installed: requirements/eval.txt"
 KINDS = ("piqa", "winogrande", "lambada", "boolq")
 
 
@@ -342,7 +342,7 @@ def test_mistakes_are_one_line(runs, data, options, text):
 
 def test_without_lm_eval_the_error_names_what_to_install(runs, data, monkeypatch):
     monkeypatch.setattr(tasks.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(UserError, match=r"lm_eval.*: pip install 'xfresearch\[eval\]', or in .* -r requirements-eval\.txt"):
+    with pytest.raises(UserError, match=r"lm_eval.*: pip install 'xfresearch\[eval\]', or in .* -r requirements/eval\.txt"):
         evaluate.main(["--tasks", "piqa", "--workdir", str(runs[0]), "--task-data", str(data)])
 
 

@@ -8,7 +8,7 @@ from tests.harness import local_data
 from tests.tiny_runs import make_run
 from tests.training.processes import Processes
 
-pytest.importorskip("lm_eval", reason="lm_eval is not installed: requirements-eval.txt")
+pytest.importorskip("lm_eval", reason="lm_eval is not installed: requirements/eval.txt")
 pytestmark = pytest.mark.long
 
 

@@ -3,7 +3,7 @@ Mixtral models before and after two steps of training.
 
     python -m tests.interop.record [NAME ...]
 
-With names, it writes these alone. Run it in an environment with requirements-parity.txt (`make parity` makes one). With
+With names, it writes these alone. Run it in an environment with requirements/parity.txt (`make parity` makes one). With
 the recording, the default test suite compares with `transformers` without PyTorch. tests/parity/test_hf_recorded.py checks
 that the recording is current.
 

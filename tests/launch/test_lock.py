@@ -1,4 +1,4 @@
-"""requirements.lock pins everything that the cloud machines install, for every supported Python."""
+"""requirements/lock.txt pins everything that the cloud machines install, for every supported Python."""
 
 import re
 
@@ -13,8 +13,8 @@ def names(text: str) -> set[str]:
 
 
 def test_every_requirement_has_an_exact_version():
-    lock = (ROOT / "requirements.lock").read_text()
-    files = ("requirements.txt", "requirements-cloud.txt", "requirements-eval.txt")
+    lock = (ROOT / "requirements/lock.txt").read_text()
+    files = ("requirements.txt", "requirements/cloud.txt", "requirements/eval.txt")
     wanted = set().union(*(names((ROOT / file).read_text()) for file in files))
     assert wanted <= names(lock), "run `make lock`"
     pinned = [line for line in lock.splitlines() if line and not line.lstrip().startswith("#")]
@@ -25,4 +25,4 @@ def test_every_requirement_has_an_exact_version():
 def test_the_machines_install_the_versions_of_the_lock():
     for script in ("tpu_vm.sh", "Dockerfile"):
         text = (ROOT / "launch" / script).read_text()
-        assert "requirements-cloud.txt" in text and re.search(r"(-c|--constraint) requirements.lock", text), script
+        assert "requirements/cloud.txt" in text and re.search(r"(-c|--constraint) requirements/lock.txt", text), script

@@ -75,7 +75,7 @@ def test_the_job_reaches_every_host_at_once_and_unchanged(launcher):
     assert {"--ssh-flag=-oServerAliveInterval=15", "--ssh-flag=-oServerAliveCountMax=4"} <= set(job)
     _, _, command = job[job.index("--command") + 1].partition(" bash launch/detached.sh ")
     assert words_of(command)[1:] == ["env", "JAX_PLATFORMS=tpu,cpu", *given]
-    assert "requirements-cloud.txt" in install[-1] and "jax[tpu]" in install[-1]
+    assert "requirements/cloud.txt" in install[-1] and "jax[tpu]" in install[-1]
 
 
 def test_it_waits_until_the_machines_are_active(launcher):
@@ -183,7 +183,7 @@ def test_values_are_read_back_as_they_were(launcher, tmp_path):
 def test_tasks_install_what_they_need(launcher):
     job = ["--", "python", "-m", "xfresearch.evaluate", "--workdir", "gs://b/r", "--tasks", "lambada"]
     done = launcher.run("tpu_vm.sh", "--dry-run", *RUN, *job)
-    assert "-r requirements.txt -r requirements-cloud.txt -r requirements-eval.txt -c requirements.lock" in done.stdout
+    assert "-r requirements.txt -r requirements/cloud.txt -r requirements/eval.txt -c requirements/lock.txt" in done.stdout
 
 
 def test_after_a_lost_connection_the_same_machines_are_used(launcher):

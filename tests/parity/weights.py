@@ -20,7 +20,7 @@ WIDTH = 32
 HIDDEN = 48
 DEPTH = 2
 LENGTH = 16
-MISSING = "{} is not installed: `make parity` installs requirements-parity.txt"
+MISSING = "{} is not installed: `make parity` installs requirements/parity.txt"
 
 
 def config_of(changes: dict, dtype: str):

@@ -223,9 +223,9 @@ def test_the_text_of_the_compiled_program_is_written_atomically(tmp_path):
 
 def test_without_libtpu_the_error_says_what_to_install(monkeypatch):
     monkeypatch.setattr(topologies, "libtpu_installed", lambda: False)
-    with pytest.raises(UserError, match="pip install 'xfresearch.tpu.', or in a checkout -r requirements-tpu.txt"):
+    with pytest.raises(UserError, match="pip install 'xfresearch.tpu.', or in a checkout -r requirements/tpu.txt"):
         plan.main([*TINY, "--topology", "v5e:2x2"])
-    assert (ROOT / "requirements-tpu.txt").exists()
+    assert (ROOT / "requirements/tpu.txt").exists()
 
 
 def test_the_formula_has_the_collectives_of_each_axis():

@@ -39,7 +39,7 @@ def metrics_of(text: str) -> list[str]:
             allowed = f"names separated by commas of {', '.join(METRICS)}{nearest(name, METRICS)}"
             raise UserError(f"--decode={text} is not allowed: it must be {allowed}")
     if set(names) - {"exact_match"} and importlib.util.find_spec("sacrebleu") is None:
-        install = "pip install 'xfresearch[eval]', or in a checkout -r requirements-eval.txt"
+        install = "pip install 'xfresearch[eval]', or in a checkout -r requirements/eval.txt"
         raise UserError(f"--decode={text} needs sacrebleu, which is not installed: {install}")
     return names
 

@@ -41,7 +41,7 @@ def data_file(name: str, folder: str) -> Path:
 
 def check_installed() -> None:
     if importlib.util.find_spec("lm_eval") is None:
-        install = "pip install 'xfresearch[eval]', or in a checkout -r requirements-eval.txt"
+        install = "pip install 'xfresearch[eval]', or in a checkout -r requirements/eval.txt"
         raise UserError(f"--tasks needs lm_eval, which is not installed: {install}")
 
 

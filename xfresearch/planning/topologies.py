@@ -160,7 +160,7 @@ def tpu_devices(topology: Topology) -> list:
     if not libtpu_installed():
         raise UserError(
             f"--topology={topology.name} needs libtpu, the TPU compiler, which runs on any Linux machine: "
-            "pip install 'xfresearch[tpu]', or in a checkout -r requirements-tpu.txt"
+            "pip install 'xfresearch[tpu]', or in a checkout -r requirements/tpu.txt"
         )
     from jax.experimental import topologies
 

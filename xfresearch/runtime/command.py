@@ -82,7 +82,7 @@ def _run(main, arguments: list[str]) -> None:
 def _fail(error: Exception) -> None:
     """Prints one line for `error` and ends the process. Raises the error if it is a bug in a single process."""
     if isinstance(error, ImportError) and "gcsfs" in str(error):  # which fsspec imports at the first address in a bucket
-        install = "pip install 'xfresearch[cloud]', or in a checkout -r requirements-cloud.txt"
+        install = "pip install 'xfresearch[cloud]', or in a checkout -r requirements/cloud.txt"
         error = UserError(f"an address gs://... needs gcsfs, which is not installed: {install}")
     if not isinstance(error, UserError) and (reason := out_of_memory(error)):
         error = UserError(f"this needs more memory than there is ({reason}): {NEEDS_LESS}")
