@@ -6,7 +6,9 @@ Lists the configs that come with xfresearch: --config NAME[:arg] of the other co
 prints the args of one, and copy makes a file of it to change.
 """
 
+from itertools import zip_longest
 from pathlib import Path
+from textwrap import wrap
 
 from xfresearch.config import shipped
 from xfresearch.runtime import command
@@ -21,6 +23,8 @@ examples:
 
 A copy imports what it shares with others as xfresearch.configs.common, in any directory. docs/configuration.md has every
 key."""
+
+ARGS = 28  # characters of the column of args, which has several lines if it needs them
 
 
 def parser() -> command.Parser:
@@ -47,12 +51,13 @@ def main(arguments: list[str]) -> None:
 
 def listed() -> str:
     """A line for each shipped config: its name, its args, and what it is."""
-    lines = []
+    lines = [("config", "args", "about")]
     for name, file in shipped.shipped().items():
         about, known = shipped.about(file)
-        args = ", ".join(each.partition(":")[2] for each in known if ":" in each)
-        lines.append(f"{name:28}{args:30}{about}")
-    return "\n".join([f"{'config':28}{'args':30}about", *lines])
+        args = wrap(", ".join(each.partition(":")[2] for each in known if ":" in each), ARGS)
+        lines += zip_longest([name], args, [about], fillvalue="")
+    width = max(len(name) for name, _, _ in lines)
+    return "\n".join(f"{name:{width}}  {args:{ARGS}}  {about}".rstrip() for name, args, about in lines)
 
 
 def shown(name: str) -> str:

@@ -128,7 +128,11 @@ def test_completion_has_every_command_flag_and_config(shell, capsys, tmp_path):
 def test_configs_are_listed_shown_and_copied(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     __main__.main(["configs"])
-    lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
+    listed = capsys.readouterr().out.splitlines()
+    first, second = (listed[0].index(title) for title in ("args", "about"))
+    assert all(line[first - 2 : first].isspace() and not line[second - 2 : second].strip() for line in listed)
+    assert len([line for line in listed if line.startswith(" ")]) > 3  # the args of the playground need several lines
+    lines = {line.split()[0]: line for line in listed if not line.startswith(" ")}
     assert "GPT-2 (Radford et al. 2019)" in lines["gpt2"] and "3m, 5m, tiny" in lines["gpt2"]
     assert lines.keys() == {"config", *shipped.shipped()} and all(line.split("  ")[-1] for line in lines.values())
     __main__.main(["configs", "show", "llama"])

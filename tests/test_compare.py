@@ -22,7 +22,7 @@ from tests.training.test_report import browse
 from xfresearch import evaluate
 from xfresearch.compare import main as compare_main
 from xfresearch.compare import parse as compare_options
-from xfresearch.comparing import held_out, runs
+from xfresearch.comparing import held_out, page, runs
 from xfresearch.data.tokenizers import load_tokenizer
 from xfresearch.evaluation.losses import Scores, Text, Window
 from xfresearch.loading import loading
@@ -261,6 +261,21 @@ def test_curves_by_step_tokens_flops_and_seconds(trained):
     without = run._replace(rows=[{k: v for k, v in row.items() if k != "seconds"} for row in run.rows])
     assert runs.curve(without, "train", "loss", "seconds").shape == (0, 2)
     assert len(runs.curve(without, "train", "loss", "step")) == STEPS
+
+
+def test_held_out_losses_on_different_texts_have_charts_of_their_own(trained, monkeypatch):
+    monkeypatch.setattr(page, "line_chart", lambda title, curves, *_, **__: len(curves))
+    run = runs.read(str(trained[0]))
+    other = run._replace(path="b", config=replace(run.config, evaluation=replace(run.config.evaluation, split="test")))
+    same = run._replace(path="c")
+    corpus = run.config.data.corpus[0]
+    for axis in runs.AXES:
+        charts = page.charts([run, other, same], "loss", "nats")[axis]
+        counts = {title: curves for title, _, curves in charts}
+        names = [f"Held-out loss on {corpus}, {split}" for split in (run.config.evaluation.split, "test")]
+        assert counts == {"Training loss": 3, names[0]: 2, names[1]: 1}
+        of_one_text = page.charts([run, same], "loss", "nats")[axis]
+        assert [title for title, _, _ in of_one_text] == ["Training loss", "Held-out loss"]
 
 
 def test_what_a_run_lacks_is_a_note(trained, texts, tmp_path, capsys):

@@ -85,3 +85,12 @@ def test_pictures_are_well_formed_with_control_characters(folder):
     assert len(found) == 6
     for path in found:
         ElementTree.parse(path)
+
+
+def test_the_repr_of_a_result_is_a_few_lines():
+    """The figures and the shapes of the data, not the data."""
+    arrays = {f"array_{number}": np.zeros((3, number)) for number in range(40)}
+    summary = {f"figure {number}": (number / 3, 0.1) for number in range(30)}
+    lines = repr(analysis.Result("lens", "a model; 7 rows", 5, {"n": 2.0, **arrays}, summary)).splitlines()
+    assert lines[0] == "Result lens" and len(lines) == 5 and max(map(len, lines)) < 200
+    assert "figure 1 0.3333" in lines[3] and "22 more" in lines[3] and "n, array_0[3, 0], array_1[3, 1]" in lines[4]

@@ -127,8 +127,11 @@ def test_the_command_takes_a_corpus_of_facts(tmp_path, capsys):
     analyze.main(arguments)
     assert re.search("recalled held out +1.0000", capsys.readouterr().out)
     assert (tmp_path / "found" / "report.html").exists()
-    with pytest.raises(UserError, match="--rows is not allowed with recall"):
-        analyze.main([*arguments, "--rows", "3"])
+    relation["samples"] += [{"subject": "C", "object": "D"}, {"subject": "E", "object": "F"}]
+    (folder / "a.json").write_text(json.dumps(relation))
+    for options, count in (([], 3), (["--rows", "2"], 2)):  # facts, as the help of --rows says
+        analyze.main([*arguments, *options])
+        assert f"{count} facts of" in (tmp_path / "found" / "report.html").read_text()
 
 
 @pytest.mark.long

@@ -73,7 +73,7 @@ def result(group: str) -> list[dict]:
 
 @pytest.mark.long
 def test_all_named_plans_but_one_fit():
-    """47 G parameters, with two moments and gradients, leave less than 4 of 16 GiB on each of 64 v5e chips."""
+    """47 B parameters, with two moments and gradients, leave less than 4 of 16 GiB on each of 64 v5e chips."""
     rows = [row for group in ("large", "weak scaling", "every config") for row in result(group)]
     assert [f"{row['config']} {row['topology']['name']}" for row in rows if not row["fits"]] == [
         "configs/mixtral_8x7b.py v5e:8x8"

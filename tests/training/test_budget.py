@@ -46,7 +46,7 @@ def test_a_large_model_on_a_small_text_is_said():
     config = config_of("model.vocab_size=32000", "steps=20000", name="llama")
     result = budget.of(config, [corpus(3_500_000, 1709)])
     (warning,) = budget.warnings(config, result)
-    assert warning.startswith("6.74 G parameters and 3.5 M tokens of text do not fit: 4 epochs are 0.0021 tokens per ")
+    assert warning.startswith("6.74 B parameters and 3.5 M tokens of text do not fit: 4 epochs are 0.0021 tokens per ")
     assert budget.warnings(config, result._replace(available=2_000_000_000)) == []
     trained = config_of("start.path=runs/a", "steps=20000", "model.vocab_size=32000", name="llama")
     assert budget.warnings(trained, result) == [] and "usual" not in budget.line(trained, result)

@@ -46,15 +46,15 @@ class Scores(NamedTuple):
 
 
 @analysis(predicts_next, "which facts the model knows, in sentences of training and in others")
-def recall(lm, facts: Sequence[Fact] | None = None, data: str | None = None) -> Result:
+def recall(lm, facts: Sequence[Fact] | None = None, data: str | None = None, count: int | None = None) -> Result:
     """Recall and probability of `facts`; by default those of the corpus `data`, facts or facts:PATH, which by default is
-    the first of the model's run.
+    the first of the model's run. With `count`, of the first ones alone.
 
     .data: recalled, probability, recalled_held_out, probability_held_out [facts], means over the prompts of a fact; relation
     [facts], the number of its relation in the order of the table. The intervals of .summary and of the table are over facts.
     Raises UserError for a corpus without facts, and for a model without a tokenizer."""
     corpus = data or lm.run.data.corpus[0]
-    known = list(facts_of(corpus) if facts is None else facts)
+    known = list(facts_of(corpus) if facts is None else facts)[:count]
     if not known:
         raise UserError("facts=[] is not allowed: it must have at least one fact")
     relations = list(dict.fromkeys(fact.relation for fact in known))

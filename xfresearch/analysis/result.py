@@ -15,9 +15,10 @@ from xfresearch.pages.drawing import COLOURS
 from xfresearch.pages.heat_map import heat_map
 from xfresearch.pages.html import write_page
 from xfresearch.runtime.files import inside, make_directory, write_bytes, write_json
-from xfresearch.runtime.tables import PLUS_MINUS
+from xfresearch.runtime.tables import PLUS_MINUS, lines
 from xfresearch.runtime.terminal import visible
 
+MOST = 8  # names in a line of a repr
 COLUMN = 440  # width of a picture that fits into one of the page's two columns
 
 
@@ -90,7 +91,7 @@ def joined(parts: Mapping[str, Part]) -> Part:
     return whole
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Result:
     """The result of an analysis.
 
@@ -107,6 +108,13 @@ class Result:
     pictures: tuple[HeatMap | LineChart, ...] = ()
     tables: tuple[Table, ...] = ()
     files: dict[str, bytes] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        """A few lines: the main figures, and the names and shapes of the data."""
+        figures = [f"{name} {value:.4g}" for name, (value, _) in self.summary.items()]
+        data = [f"{name}{[*np.shape(value)]}" if np.ndim(value) else name for name, value in self.data.items()]
+        parts = {"about": self.about, "step": str(self.step), "summary": _some(figures), "data": _some(data)}
+        return f"Result {self.name}\n{lines(parts)}"
 
     def figures(self) -> dict[str, str]:
         """{title: SVG element} of the pictures, in the colours of the page that shows them."""
@@ -141,6 +149,12 @@ class Result:
         for name, content in self.files.items():
             write_bytes(inside(folder, name), content)
         write_report(folder / "report.html", [self], links=_pages(self))
+
+
+def _some(names: list[str]) -> str:
+    """Names in one line, and how many more there are."""
+    more = f", {len(names) - MOST} more" if len(names) > MOST else ""
+    return ", ".join(names[:MOST]) + more
 
 
 def write_arrays(path: str | os.PathLike[str], arrays: dict[str, np.ndarray]) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 from xfresearch.comparing import text
 from xfresearch.comparing.collecting import Comparison
 from xfresearch.comparing.runs import AXES, Run, curve
+from xfresearch.config.options import DataConfig
 from xfresearch.pages.charts import Curve, line_chart, styles, thinned
 from xfresearch.pages.html import write_page
 
@@ -39,19 +40,32 @@ def write(path, comparison: Comparison) -> None:
 def charts(runs: list[Run], measure: str, unit: str) -> dict[str, list[tuple[str, str, str]]]:
     """{axis: (title, caption, SVG) of each chart for which a run has values}."""
     by_axis: dict = {}
+    of_runs = dict(zip((run.path for run in runs), styles(len(runs)), strict=True))
+    texts = dict.fromkeys(held_out_text(run) for run in runs if run.rows)
+    shown = [("train", KINDS["train"], runs)]
+    for name in texts:  # losses on different texts have nothing in common
+        title = KINDS["evaluation"] + (f" on {name}" if len(texts) > 1 else "")
+        shown.append(("evaluation", title, [run for run in runs if held_out_text(run) == name]))
     for axis, label in AXES.items():
         by_axis[axis] = []
-        for kind, title in KINDS.items():
-            points = [thinned(curve(run, kind, measure, axis)) for run in runs]
+        for kind, title, chosen in shown:
+            points = {run.path: thinned(curve(run, kind, measure, axis)) for run in chosen}
             curves = [
-                Curve(own, style["colour"], 1.3, kind == "evaluation", style["dashes"])
-                for own, style in zip(points, styles(len(runs)), strict=True)
+                Curve(own, of_runs[path]["colour"], 1.3, kind == "evaluation", of_runs[path]["dashes"])
+                for path, own in points.items()
                 if len(own)
             ]
             if curves:
                 chart = line_chart(f"{title} by {label}", curves, {}, top=top(curves))
                 by_axis[axis].append((title, f"{unit}, by {label}", chart))
     return by_axis
+
+
+def held_out_text(run: Run) -> str:
+    """The text of a run's evaluations, in words."""
+    data, split = run.config.data, run.config.evaluation.split
+    field = f", {data.text_field}" if data.text_field != DataConfig.text_field else ""
+    return f"{data.corpus[0]}, {split}{field}"
 
 
 def top(curves: list[Curve]) -> float | None:

@@ -43,5 +43,5 @@ def model_line(model: ModelConfig, length: int = 0) -> str:
     counted = Transformer.costs(model, length or model.max_length)
     active = counted.active_parameters
     used = f" ({count(active)} active)" if active != counted.parameters else ""
-    flops = f"{count(counted.flops_per_token)} FLOPs per token"
+    flops = f"{count(counted.flops_per_token, 'G')} FLOPs per token"
     return f"{count(counted.parameters)} parameters{used}, {flops}; {model_in_words(model)}"

@@ -1,6 +1,7 @@
 """Formats a plan as text."""
 
 from xfresearch.planning.chips import GIB
+from xfresearch.runtime.tables import count
 
 PEAK = 0.995  # the estimate does not distinguish a larger utilisation from the chip's peak
 
@@ -46,11 +47,11 @@ def _head(plan: dict) -> str:
     }[plan["method"]]
     machine = f"{topology['name']}: {topology['chips']} chips, {topology['devices']} devices, " if topology else ""
     active = plan["active_parameters"]
-    used = f", {number(active)} of them active" if active != plan["parameters"] else ""
+    used = f", {count(active)} of them active" if active != plan["parameters"] else ""
     return (
-        f"{number(plan['parameters'])} parameters{used}, {plan['dtype']}, remat={plan['remat']}\n"
+        f"{count(plan['parameters'])} parameters{used}, {plan['dtype']}, remat={plan['remat']}\n"
         f"{machine}mesh {mesh} ({how})\n"
-        f"batch: {batch['sequences']} sequences of {batch['sequence_length']} tokens = {number(batch['tokens'])} tokens"
+        f"batch: {batch['sequences']} sequences of {batch['sequence_length']} tokens = {count(batch['tokens'])} tokens"
         + (f" in {batch['accumulate']} microbatches" if batch["accumulate"] > 1 else "")
     )
 
@@ -83,10 +84,10 @@ def _work(plan: dict) -> str:
     model = plan["model_flops"]
     rows = [
         ("FLOPs of a step, all devices", "FLOPs", "ratio to closed form"),
-        ("closed form, 3 x forward", number(model), ""),
+        ("closed form, 3 x forward", count(model, "G"), ""),
     ]
     names = {"traced": "traced, with recomputation", "compiled": "compiled, matrix products"}
-    rows += [(names[name], number(value), f"{value / model:.3f}") for name, value in plan["flops"].items()]
+    rows += [(names[name], count(value, "G"), f"{value / model:.3f}") for name, value in plan["flops"].items()]
     unknown = plan.get("unknown_kernels")
     lines = [table(rows)]
     if unknown:
@@ -94,7 +95,7 @@ def _work(plan: dict) -> str:
     if plan.get("loops_of_unknown_turns"):
         loops = ", ".join(plan["loops_of_unknown_turns"])
         lines.append(f"loops whose trip count depends on the data, counted once: {loops}")
-    return "\n\n".join(lines) + f"\n\nbytes moved to and from HBM, per device: {number(plan['bytes_moved'])}B"
+    return "\n\n".join(lines) + f"\n\nbytes moved to and from HBM, per device: {count(plan['bytes_moved'], 'G')}B"
 
 
 def _collectives(each_kind: list[dict]) -> str:
@@ -128,11 +129,11 @@ def _estimate(plan: dict) -> str:
         cells = [form(value) for value in plan[name]]
         return title, *cells, *([form(expected[name])] if expected else [])
 
-    chips, budget = plan["topology"]["chips"], number(plan["budget_tokens"])
+    chips, budget = plan["topology"]["chips"], count(plan["budget_tokens"])
     rows = [("estimate", "not overlapped", "overlapped", *(["expected"] if expected else []))]
     rows.append(row("step", "step_seconds", lambda t: f"{t:.4g} s"))
-    rows.append(row("tokens per second", "tokens_per_second", number))
-    rows.append(row("per chip", "tokens_per_second", lambda rate: number(rate / chips)))
+    rows.append(row("tokens per second", "tokens_per_second", count))
+    rows.append(row("per chip", "tokens_per_second", lambda rate: count(rate / chips)))
     measured = [percent(expected["utilisation"])] if expected else []
     rows.append(("model-FLOPs utilisation", *bounds(plan["utilisation"]), *measured))
     rows.append(row(f"hours to {budget} tokens", "hours", lambda h: f"{h:,.1f}"))
@@ -159,14 +160,6 @@ def table(rows: list[tuple]) -> str:
     ]
     lines.insert(1, "  ".join("-" * width for width in widths))
     return "\n".join(line.rstrip() for line in lines)
-
-
-def number(value: float) -> str:
-    """1234567 as '1.23 M'."""
-    for power, unit in ((18, "E"), (15, "P"), (12, "T"), (9, "G"), (6, "M"), (3, "k")):
-        if abs(value) >= 10**power:
-            return f"{value / 10**power:.3g} {unit}"
-    return f"{value:.3g}"
 
 
 def gib(value: float) -> str:

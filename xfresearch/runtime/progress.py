@@ -97,4 +97,4 @@ def amount(number: int, unit: str) -> str:
     """A number of units: '12.3 MB', '1,200 sequences'."""
     if unit != "B":
         return f"{number:,} {unit}"
-    return f"{count(number)}B" if number >= 1000 else f"{number} B"
+    return f"{count(number, 'G')}B" if number >= 1000 else f"{number} B"

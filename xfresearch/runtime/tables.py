@@ -22,13 +22,13 @@ def to_columns(titles: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> dict
     return {title: [row[i] for row in rows] for i, title in enumerate(titles)}
 
 
-def count(number: float) -> str:
-    """A count with three digits and the prefix of its unit: 840 k, 12.3 M, 7.24 G."""
+def count(number: float, billion: str = "B") -> str:
+    """A count with three digits, as of parameters or tokens: 840 k, 12.3 M, 7.24 B. Of bytes and FLOPs, a `billion` is G."""
     rounded = float(f"{number:.3g}")  # 999,600 is 1 M
-    for size, prefix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+    for size, prefix in ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, billion), (1e6, "M"), (1e3, "k")):
         if rounded >= size:
             return f"{rounded / size:.3g} {prefix}"
-    return f"{number:g}"
+    return f"{rounded:g}"
 
 
 def format_number(value: float | None) -> str:

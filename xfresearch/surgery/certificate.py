@@ -83,7 +83,8 @@ class Certificate:
         rows += [(name, f"{each:.3g}") for name, each in self.figures.items()]
         if self.bits_per_byte:
             rows.append(("bits per byte", " -> ".join(f"{each:.4f}" for each in self.bits_per_byte.values())))
-        rows += [(name, " -> ".join(count(each) for each in pair.values())) for name, pair in self.costs.items()]
+        for name, pair in self.costs.items():
+            rows.append((name, " -> ".join(count(each, "B" if name == "parameters" else "G") for each in pair.values())))
         width = max(len(name) for name, _ in rows)
         return "\n".join(f"{name:<{width}}  {value}" for name, value in rows)
 
