@@ -137,7 +137,8 @@ def memories(options) -> dict:
 
 def _facts(options, known):
     if known is None:
-        raise UserError(f"--draw is not allowed with {options.workdir}: its data are not a corpus of facts")
+        what = "its data are not a corpus of facts that you have given"
+        raise UserError(f"--draw is not allowed with {options.workdir}: {what}")
     return known
 
 

@@ -18,6 +18,7 @@ from xfresearch.data import text_sources
 from xfresearch.data.cache import build_once, cache_root, complete, digest, locked, write_meta
 from xfresearch.data.corpus_files import names_files
 from xfresearch.data.facts import FactSentences
+from xfresearch.data.given import require_given_corpus
 from xfresearch.data.pairs import TASKS, PairFiles, PairTask, open_pairs
 from xfresearch.runtime.errors import UserError, nearest
 from xfresearch.runtime.files import check_tree, inside, names_in
@@ -50,6 +51,8 @@ def open_corpus(corpus: str, data: DataConfig) -> "Corpus":
     A corpus of pairs has `.pairs(split)` too."""
     if data.objective.kind == "seq2seq":
         return open_pairs(corpus, data)
+    if corpus not in BUILT_IN:
+        require_given_corpus(corpus)
     name, path = _parse(corpus)
     root = cache_root(data)
     if name == "python_stdlib":

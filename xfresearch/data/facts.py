@@ -22,6 +22,7 @@ from typing import NamedTuple
 
 from xfresearch.data.cache import digest
 from xfresearch.data.corpus_files import check_utf8
+from xfresearch.data.given import require_given_corpus
 from xfresearch.data.subjects import subject_of
 from xfresearch.runtime.errors import UserError
 from xfresearch.runtime.files import inside, names_in, read_bytes
@@ -60,6 +61,7 @@ def facts_of(corpus: str, key: str = "data") -> list[Fact]:
     name, _, path = corpus.partition(":")
     if name != "facts":
         raise UserError(f"{key}={corpus!r} is not allowed: it must be a corpus of facts, facts or facts:PATH")
+    require_given_corpus(corpus)
     return facts(path)
 
 

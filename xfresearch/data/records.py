@@ -10,6 +10,7 @@ from typing import NamedTuple
 from etils import epath
 
 from xfresearch.data.facts import Fact, consequences, facts_of, neighbours, sentence
+from xfresearch.data.given import require_given_corpus
 from xfresearch.data.record_forms import Wrong, fields_of
 from xfresearch.data.rows import READERS
 from xfresearch.data.subjects import subject_in, subject_of
@@ -39,6 +40,7 @@ def records(source: str) -> list[Record]:
     """The records of `source`: those of a corpus of facts, facts or facts:PATH, or of a JSON file (read_records).
     Raises UserError for another name."""
     if suffix_of(Path(source)) in JSON and not source.startswith("facts:"):
+        require_given_corpus(source)
         return read_records(source)
     known = facts_of(source)
     return [record_of(fact, known) for fact in known]

@@ -10,6 +10,7 @@ from xfresearch.analysis.prompts import check_asked, prompt_of
 from xfresearch.analysis.trace import CLASSES, trace
 from xfresearch.analysis.tracing import of_prompt, value_of
 from xfresearch.data.facts import Fact, facts_of
+from xfresearch.data.given import NotGiven
 from xfresearch.data.records import Record, read_record, record_of
 from xfresearch.editing.scores import prompts_of
 from xfresearch.loading.language_model import LanguageModel
@@ -20,9 +21,10 @@ TRACED = 24  # requests that choose the memory, at most
 
 
 def known_facts(lm: LanguageModel) -> list[Fact] | None:
-    """The facts of the first corpus of the model's run that teaches facts; None if there is none."""
+    """The facts of the first corpus of the model's run that teaches facts; None if there is none, or if the user has not
+    given its path."""
     for corpus in lm.run.data.corpus:
-        if corpus.partition(":")[0] == "facts":
+        if corpus == "facts" or corpus.startswith("facts:") and not isinstance(corpus, NotGiven):
             return facts_of(corpus)
     return None
 

@@ -18,6 +18,7 @@ from jax.typing import ArrayLike
 
 from xfresearch.checkpoints import store
 from xfresearch.config.reading import to_json
+from xfresearch.data.given import remember
 from xfresearch.data.labels import has_labels
 from xfresearch.data.pipeline import stream_tokens
 from xfresearch.data.tokenizers import Tokenizer
@@ -334,7 +335,9 @@ class LanguageModel:
         Hugging Face folder that the model came from. The write is atomic. Raises UserError if `path` exists and is not
         an empty directory."""
         with new_directory(epath.Path(path).expanduser(), "save") as directory:
-            write_text(directory / "config.json", to_json(with_fields(self.run, model=self.config)) + "\n")
+            run = with_fields(self.run, model=self.config)
+            write_text(directory / "config.json", to_json(run) + "\n")
+            remember(run)
             if self.tokenizer is not None:
                 self.tokenizer.save(str(directory / "tokenizer"))
             if self.source is not None:

@@ -6,6 +6,7 @@ they are applied first, in their order.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from os import PathLike
 from pathlib import Path
@@ -21,6 +22,7 @@ from xfresearch.config.fields import with_defaults
 from xfresearch.config.groups import Group, to_config_dict
 from xfresearch.config.overrides import find, split
 from xfresearch.config.reading import from_dict
+from xfresearch.data.given import as_given
 from xfresearch.models.encoder import EncoderConfig
 from xfresearch.models.model_config import ModelConfig
 from xfresearch.run import known_keys
@@ -188,13 +190,15 @@ def read_json(path: str | PathLike[str]) -> Config:
     """The Config of a run, read from its config.json. Raises UserError if the file is missing or invalid.
 
     Options that describe a machine (paths, thread counts) get their defaults: they come from the user's own command and
-    environment, never from a folder that may be somebody else's. Its compilation cache could hold any program.
+    environment, never from a folder that may be somebody else's. Its compilation cache could hold any program. Paths of data
+    are NotGiven (data/given.py) if this user did not write the file.
     """
     path = epath.Path(path)
     if not exists(path):
         raise UserError(f"{path}: there is no such file, so this is not a run's directory")
     value = read_object(path)
     try:
-        return resolve(with_defaults(from_dict(Config, value), deciding="machine"))
+        config = with_defaults(from_dict(Config, value), deciding="machine")
+        return resolve(replace(config, data=as_given(config.data, value)))
     except UserError as error:  # such as the key of an earlier version, which the user renames in this file
         raise UserError(f"{path}: {error}") from None

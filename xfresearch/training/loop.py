@@ -50,7 +50,7 @@ from xfresearch.training.metrics import Clock, MetricsLog, Silent, bits_per_byte
 from xfresearch.training.monitoring import HostTimes, Profile, utilisation_per_rate
 from xfresearch.training.schedule import comparable, due, sequences, text
 from xfresearch.training.stopping import Interrupted, PreemptionNotice, StopSignal, until
-from xfresearch.training.workdir import restore_clock, saved_config, write_config, write_lineage
+from xfresearch.training.workdir import restore_clock, saved_config, write_beginning
 
 PANEL_ROWS = 8  # held-out rows of config.log.panel
 MEASUREMENTS = ("evaluation", "panel")  # kinds of rows of metrics.jsonl
@@ -126,9 +126,7 @@ class Run:
 
     def write_beginning(self, tokenizer) -> None:
         """Writes config and lineage, after compilation: a config with a mistake must not become that of the directory."""
-        write_config(self.workdir, self.config, tokenizer)
-        if not self.restored:
-            write_lineage(self.workdir, self.lineage)
+        write_beginning(self.workdir, self.config, tokenizer, None if self.restored else self.lineage)
 
     @property
     def held_out(self) -> Split:
@@ -327,7 +325,7 @@ def train(
         if run.start < config.steps:
             with clock.measure("compile"), stage("compiling the update"):
                 step_function = alone_at_first(fitting(run.program.compiled_update, config, run.mesh))
-        distributed.run_on_first(lambda: run.write_beginning(tokenizer), "writing the config")
+        run.write_beginning(tokenizer)
     if not step_function and not run.unmeasured:
         run.emergency.clear()
         distributed.handle_preemption(False)

@@ -9,6 +9,7 @@ A run that resumes has its model, tokenizer and parameters in its own directory,
 
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -49,7 +50,9 @@ def parse(arguments: Sequence[config_files.Source], workdir: str = "") -> Config
         return config_files.parse(arguments)
     saved = saved_config(workdir) if workdir and store.steps(workdir) else None
     if saved and saved.start.path == path:
-        return config_files.parse(arguments, saved.model, saved.data.tokenizer)
+        config = config_files.parse(arguments, saved.model, saved.data.tokenizer)
+        same = config.data.tokenizer == saved.data.tokenizer  # and no more given than before (data/given.py)
+        return replace(config, data=replace(config.data, tokenizer=saved.data.tokenizer)) if same else config
     stored = loading.stored(path)
     config = config_files.parse(arguments, stored.model, stored.tokenizer)
     check_options(stored.model, config)

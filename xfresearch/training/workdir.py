@@ -19,6 +19,7 @@ from etils import epath
 from xfresearch.checkpoints import store
 from xfresearch.config.comparing import RESULT, differences
 from xfresearch.config.reading import from_dict, to_json
+from xfresearch.data.given import remember
 from xfresearch.data.tokenizers import is_tokenizer_file
 from xfresearch.run.config import Config
 from xfresearch.run.config_files import read_json
@@ -156,6 +157,19 @@ def write_config(path: epath.Path, config: Config, tokenizer) -> None:
     now = tokenizer.files if tokenizer else {}
     remove_files(path, "tokenizer", wrote=lambda name: is_tokenizer_file(name) and name not in now)
     write_json(path / "config.json", json.loads(to_json(config)))
+
+
+def write_beginning(path: epath.Path, config: Config, tokenizer, records: list[dict] | None) -> None:
+    """Writes config.json, tokenizer/ and, of a run that begins, its lineage. Every process calls this, and remembers on its
+    machine that this user wrote the config."""
+
+    def write() -> None:
+        write_config(path, config, tokenizer)
+        if records is not None:
+            write_lineage(path, records)
+
+    distributed.run_on_first(write, "writing the config")
+    remember(config)
 
 
 def starts(path: epath.Path) -> list[dict]:

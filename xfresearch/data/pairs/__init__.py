@@ -7,6 +7,7 @@ add a task, write a class like those of pair_tasks.py and add a line to TASKS.
 
 from xfresearch.config.options import DataConfig
 from xfresearch.config.reading import from_dict
+from xfresearch.data.given import require_given_corpus
 from xfresearch.data.labels import options_of
 from xfresearch.data.pairs.pair_files import PairFiles
 from xfresearch.data.pairs.pair_tasks import PairTask, Reverse, Sort
@@ -21,5 +22,6 @@ def open_pairs(corpus: str, data: DataConfig) -> PairFiles | PairTask:
     name = corpus.partition(":")[0]
     if name in TASKS:
         return from_dict(TASKS[name], options_of(corpus), f"config.data.corpus: {name}")
+    require_given_corpus(corpus)
     path = corpus.removeprefix("text_files:")
     return PairFiles(path, data.objective.source_field, data.objective.target_field, tuple(TASKS), data.links)

@@ -6,6 +6,7 @@ from etils import epath
 
 from xfresearch.config.options import DataConfig
 from xfresearch.data.cache import build_once, cache_root
+from xfresearch.data.given import require_given
 from xfresearch.data.tokenizers import bpe, special_tokens
 from xfresearch.data.tokenizers.added_ids import added_ids
 from xfresearch.data.tokenizers.base import ByteTokenizer, Tokenizer
@@ -47,6 +48,7 @@ def tokenizer_for(data: DataConfig) -> Tokenizer:
     if data.tokenizer == "bytes":
         return ByteTokenizer()
     if data.tokenizer != "bpe":
+        require_given(data.tokenizer, "tokenizer", "give --config.data.tokenizer")
         return load_tokenizer(data.tokenizer)
     return load_tokenizer(
         build_once(cache_root(data) / "tokenizers" / bpe.key(data), lambda directory: bpe.train(data, directory))
