@@ -227,6 +227,7 @@ ALLOWED = {
         "glob iterdir mkdir move open read_bytes rename rmdir rmtree truncate unlink walk write_bytes write_text",
     ),
     "runtime/hardware.py": ("/proc and /sys", "glob read_text"),
+    "runtime/host_memory.py": ("/proc and /sys", "read_text"),
     "runtime/identity.py": ("the package's own files, and programs that the user named", "read_bytes read_text rglob"),
     "runtime/opening.py": ("the one way to open", "open"),
     "runtime/xla_flags.py": ("/dev and /sys, and the installed libtpu", "glob mmap open read_text"),
