@@ -73,6 +73,17 @@ def requests(path: Path, _: str) -> str:
     return f"{1 + len(more)} records {first.prompt!r} {first.subject}: {first.target} to {first.target_new}, {counts}"
 
 
+def edit(path: Path, _: str) -> str:
+    """What an edit reads of the first record: the bytes of the prompt, and those of the new object."""
+    from tests.tiny_runs import tiny_model
+    from xfresearch.analysis.prompts import prompt_of
+    from xfresearch.data.records import read_records
+
+    record = read_records(path)[0]
+    prompt = prompt_of(tiny_model("gpt2"), record, record.target_new)
+    return f"{bytes(prompt.tokens).decode()!r} {bytes(prompt.target).decode()!r}"
+
+
 DOORS: dict[str, Callable[[Path, str], str]] = {
     "corpus": corpus,
     "pairs": pairs,
@@ -80,4 +91,5 @@ DOORS: dict[str, Callable[[Path, str], str]] = {
     "model": model,
     "chat": chat,
     "requests": requests,
+    "edit": edit,
 }

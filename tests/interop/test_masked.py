@@ -18,6 +18,7 @@ from tests.tiny_runs import tiny_config
 from tests.tolerances import TOLERANCE, relative_error
 from xfresearch import generate
 from xfresearch.data.tokenizers import ByteTokenizer, load_tokenizer
+from xfresearch.data.tokenizers.hugging_face import HuggingFaceTokenizer
 from xfresearch.interop.folder import read_config
 from xfresearch.runtime.errors import UserError
 from xfresearch.runtime.files import read_object, write_json
@@ -126,8 +127,17 @@ def test_masks_are_filled_with_the_likeliest_tokens(with_words):
         for place, guess in zip(places, guesses, strict=True):
             best = np.argsort(-p_LV[place])[:3]
             np.testing.assert_allclose([p for _, p in guess], p_LV[place][best], rtol=1e-5)
-            names = {number: word.removeprefix("##") for word, number in words.items()}
-            assert [text for text, _ in guess] == [names.get(number, "") for number in best]
+            names = {number: word for word, number in words.items()}
+            assert [text for text, _ in guess] == [names.get(number, f"<{number}>") for number in best]
+
+
+def test_different_tokens_have_different_texts(with_words):
+    """BERT's pieces inside a word, words with and without a space in front, and parts of a character."""
+    texts = [text for text, _ in with_words.fill("the [MASK]", top_k=with_words.config.vocab_size)[0]]
+    assert len(set(texts)) == len(texts) and {"a", "##b", "##s", "the"} <= {*texts}
+    bytes_and_words = HuggingFaceTokenizer(made.byte_level())
+    texts = [bytes_and_words.piece(number) for number in np.flatnonzero(bytes_and_words.byte_lengths).tolist()]
+    assert len(set(texts)) == len(texts) and {"a", " a", "the", "\\xe6"} <= {*texts}
 
 
 def test_a_text_is_read_between_the_tokens_of_its_begin_and_end(with_words):

@@ -123,3 +123,5 @@ def test_filled_masks_equal_those_of_the_pipeline(kind, tmp_path):
         assert len(filled) == len(places)
         for place, guesses in zip(places, filled, strict=True):
             np.testing.assert_allclose([p for _, p in guesses], np.sort(p_LV[place])[::-1][:3], rtol=1e-4)
+            best = np.argsort(-p_LV[place], kind="stable")[:3]
+            assert [text for text, _ in guesses] == [tokenizer.decode([number]) or f"<{number}>" for number in best]

@@ -11,6 +11,7 @@ import numpy as np
 
 from xfresearch.analysis.sequences import Sequences
 from xfresearch.data.records import Record
+from xfresearch.data.subjects import continued
 from xfresearch.models.context import Source
 from xfresearch.models.inputs import encode
 from xfresearch.models.model_config import ModelConfig, check_length
@@ -32,38 +33,39 @@ def prompt_of(lm, record: Record, target: str | None = None) -> Prompt:
     tokenizer cannot make, or for a target without tokens."""
     tokens = prompt_tokens(lm, record.text)
     joined = b"".join(lm.tokenizer.token_bytes[token] for token in tokens)
-    shift = joined.find(record.text.encode())
+    shift = joined.find(record.text.rstrip(" ").encode())
     if shift < 0:
         made = joined.decode(errors="replace")
         raise UserError(f"prompt {record.text!r} is not allowed: the tokenizer makes {made!r} of it")
     start = shift + len(record.prompt.split("{}")[0].encode())
     sizes = np.array([len(lm.tokenizer.token_bytes[token]) for token in tokens])
     ends = np.cumsum(sizes)
-    inside = (ends > start) & (ends - sizes < start + len(record.subject.encode()))
+    inside = (ends > start) & (ends - sizes < start + len(record.subject.rstrip().encode()))  # not at a space after it
     first, last = np.flatnonzero(inside)[[0, -1]]
     wanted = target_tokens(lm, record.text, record.target if target is None else target)
     return Prompt(tuple(tokens), int(first), int(last), wanted)
 
 
 def prompt_tokens(lm, text: str) -> list[int]:
-    """The tokens of a prompt: of a source, if the model has an encoder. Raises UserError for one that is too long."""
+    """The tokens of a prompt, without a space at its end, which belongs to the object: of a source, if the model has an
+    encoder. Raises UserError for one that is too long."""
     if lm.config.encoder is None:
-        return encode(lm.config, lm.tokenizer, text, "prompt")
+        return encode(lm.config, lm.tokenizer, text.rstrip(" "), "prompt")
     source = source_of(lm.config, lm.tokenizer, text, 1)
     assert source is not None
     return np.asarray(source.tokens_BS[0]).tolist()
 
 
 def target_tokens(lm, text: str, target: str) -> tuple[int, ...]:
-    """The tokens that continue `text` by a space and `target`, or of `target` after a source. Raises UserError if there are
-    none."""
+    """The tokens that continue `text` by `target` (data/subjects.py), or of `target` after a source. Raises UserError if
+    there are none."""
     if lm.config.encoder:
         ids = target_ids(lm.config, lm.tokenizer, target)[1:]
         if not ids:
             raise UserError(f"target {target!r} is not allowed: it must have tokens")
         return tuple(ids)
-    before = encode(lm.config, lm.tokenizer, text, "prompt")
-    both = encode(lm.config, lm.tokenizer, f"{text} {target}", "prompt")
+    before = prompt_tokens(lm, text)
+    both = encode(lm.config, lm.tokenizer, continued(text, target), "prompt")
     if both[: len(before)] != before or len(both) == len(before) or not target:
         raise UserError(f"target {target!r} is not allowed after {text!r}: it must add tokens to those of the prompt")
     return tuple(both[len(before) :])
@@ -97,7 +99,7 @@ def check_asked(lm, text: str, objects: Sequence[str]) -> None:
         prompt_tokens(lm, text)
         longest = max(len(target_ids(lm.config, lm.tokenizer, each)) for each in objects)
     else:
-        longest = max(len(encode(lm.config, lm.tokenizer, f"{text} {each}", "prompt")) for each in objects)
+        longest = max(len(encode(lm.config, lm.tokenizer, continued(text, each), "prompt")) for each in objects)
     check_length(lm.config, longest)
 
 

@@ -18,10 +18,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from xfresearch.analysis.prompts import prompt_tokens
 from xfresearch.analysis.registry import analysis, predicts_next
 from xfresearch.analysis.result import HeatMap, Result, Table
 from xfresearch.analysis.sequences import Sequences
 from xfresearch.data.facts import Fact, facts_of
+from xfresearch.data.subjects import continued
 from xfresearch.models.context import Source
 from xfresearch.models.inputs import encode, forward
 from xfresearch.models.model_config import ModelConfig, check_length, longest_sequence
@@ -71,7 +73,7 @@ def recall(lm, facts: Sequence[Fact] | None = None, data: str | None = None, cou
 
 
 def score(lm, prompts: Sequence[str], objects: Sequence[str], title: str = "recall") -> Scores:
-    """Scores of the object of the same index as the continuation of each prompt, after a space.
+    """Scores of the object of the same index as the continuation of each prompt (data/subjects.py).
 
     Texts are padded to few different shapes, so that calls share compiled programs. Raises UserError for a model without a
     tokenizer, and for texts that are longer than its table of positions."""
@@ -115,8 +117,8 @@ def _rows(lm, prompts: Sequence[str], objects: Sequence[str]) -> tuple[list[tupl
 
 def _tokens(lm, prompt: str, object_: str) -> tuple[list[int], int]:
     """The tokens of prompt and object, and the index of the first one that is not the prompt's alone."""
-    before = encode(lm.config, lm.tokenizer, prompt, "prompt")
-    ids = encode(lm.config, lm.tokenizer, f"{prompt} {object_}", "prompt and object")
+    before = prompt_tokens(lm, prompt)
+    ids = encode(lm.config, lm.tokenizer, continued(prompt, object_), "prompt and object")
     same = [a == b for a, b in zip(before, ids, strict=False)]
     start = same.index(False) if False in same else len(before)
     if not start:

@@ -23,7 +23,7 @@ from typing import NamedTuple
 from xfresearch.data.cache import digest
 from xfresearch.data.corpus_files import check_utf8
 from xfresearch.data.given import require_given_corpus
-from xfresearch.data.subjects import subject_of
+from xfresearch.data.subjects import continued, subject_of
 from xfresearch.runtime.errors import UserError
 from xfresearch.runtime.files import inside, names_in, read_bytes
 
@@ -92,7 +92,7 @@ def consequences(known: Sequence[Fact], fact: Fact, new: str) -> list[Fact]:
 
 def sentence(prompt: str, object_: str) -> str:
     """The sentence that states a fact."""
-    return f"{prompt} {object_}."
+    return f"{continued(prompt, object_)}."
 
 
 class FactSentences:

@@ -95,9 +95,10 @@ def _records(where: str, row) -> list[Record]:
 
 
 def _placed(where: str, fields: dict) -> dict:
-    """The fields of a record with '{}' for the subject in its prompt. A space joins a prompt and its object, so objects lose
-    those around them."""
-    subject, prompt = fields["subject"], fields["prompt"]
+    """The fields of a record with '{}' for the subject in its prompt. Subjects and objects lose spaces around them: those of
+    the prompt count."""
+    fields["subject"] = subject = fields["subject"].strip()
+    prompt = fields["prompt"]
     if not subject:
         raise UserError(f"{where}: subject='' is not allowed: it must be a part of the prompt")
     if prompt and "{}" not in prompt:

@@ -9,6 +9,14 @@ _JOINED = re.compile(
 )
 
 
+def continued(prompt: str, object_: str) -> str:
+    """A prompt and the object that completes it, with a space between them. In Chinese, Japanese, Korean and other scripts
+    that do not separate words there is one only if the prompt ends with it."""
+    bare = prompt.rstrip(" ")
+    joined = bare == prompt and (_JOINED.match(prompt[-1:]) or _JOINED.match(object_[:1]))
+    return f"{bare}{'' if joined else ' '}{object_}"
+
+
 def subject_in(prompt: str, subject: str) -> int:
     """The first place where the subject is a whole word, or whole words; -1 if there is none."""
     return next(iter(_places(prompt, subject)), -1)

@@ -57,8 +57,6 @@ def guesses(tokenizer: Tokenizer, tokens_BL: np.ndarray, logits_BLV: Any, top_k:
 
 
 def _text(tokenizer: Tokenizer, names: dict[int, str], number: int) -> str:
-    """The text of a token, without the space before a word; for a special token its name in `names`; '' for an id that has
-    neither."""
-    if number in names or number >= tokenizer.vocab_size:
-        return names.get(number, "")
-    return tokenizer.decode_bytes([number]).decode("utf-8", "replace").strip(" ")
+    """The text of a token (Tokenizer.piece); for a special token its name in `names`; <300> for an id that has neither."""
+    unnamed = number >= tokenizer.vocab_size or not tokenizer.byte_lengths[number]
+    return names.get(number, f"<{number}>") if number in names or unnamed else tokenizer.piece(number)

@@ -93,6 +93,11 @@ class Tokenizer:
     def decode_bytes(self, ids) -> bytes:
         return b"".join([self.token_bytes[int(i)] for i in ids])
 
+    def piece(self, number: int) -> str:
+        """The text of one id in a list of tokens, where different tokens have different texts: with a space before a word,
+        and a byte that is no character as \\xe6."""
+        return self.decode_bytes([number]).decode("utf-8", "backslashreplace")
+
     def decode_stream(self, begins: bool = True) -> "DecodeStream":
         """An incremental decoder; its `push(ids)` returns newly completed text.
 

@@ -40,7 +40,7 @@ class HuggingFaceTokenizer(Tokenizer):
             each.no_padding()
             each.encode_special_tokens = as_text
         kinds, to_bytes = _decoder(values)
-        byte_level = "ByteLevel" in kinds
+        byte_level, self._word_pieces = "ByteLevel" in kinds, "WordPiece" in kinds
         table = _token_bytes(self._hf, byte_level, to_bytes)
         self._byte_ids = {token[0]: i for i, token in reversed(list(enumerate(table))) if len(token) == 1}
         unknown, separator = _unknown(self._hf, values["model"]), self._separator(special, table)
@@ -55,7 +55,7 @@ class HuggingFaceTokenizer(Tokenizer):
             separator,
             before,
             special.stops,
-            dummy_prefix="WordPiece" in kinds or self._adds_space(byte_level),
+            dummy_prefix=self._word_pieces or self._adds_space(byte_level),
             special_tokens={token.content: i for i, token in added.items() if token.special},
             after_text=after,
             unknown=unknown,
@@ -67,6 +67,10 @@ class HuggingFaceTokenizer(Tokenizer):
         silent = filter(None, map(self._hf.id_to_token, np.flatnonzero(self.byte_lengths == 0).tolist()))
         if not returns(self, [text for name in silent for text in (name, to_bytes(name).decode("utf-8", "replace"))]):
             self.lossless = ""
+
+    def piece(self, number: int) -> str:
+        """BERT's pieces have their names: those inside a word begin with ##, and those of other words have no space."""
+        return str(self._hf.id_to_token(number)) if self._word_pieces else super().piece(number)
 
     def _encode(self, text: bytes) -> list[int]:
         try:
