@@ -93,6 +93,24 @@ def test_sources_are_decoded_with_beams_without_a_temperature(of_pairs, tmp_path
     assert (result["beams"], result["length_penalty"], result["temperature"]) == (2, 0.5, 0.0)
 
 
+def test_settings_of_generation_have_flags(of_pairs, tmp_path, capsys):
+    given = {"no_repeat_ngram_size": 2, "min_length": 4, "repetition_penalty": 1.5, "bad_words_ids": [[24], [98, 99]]}
+    search = {"early_stopping": "never", "length_penalty": 2.0}
+    words = [f"--{name.replace('_', '-')}={value}" for name, value in (given | search).items()]
+    options = ["--workdir", str(of_pairs), "--source", "hello", "--max-new-tokens", "6", "--beams", "2"]
+    generate.main([*options, *words, "--json", str(tmp_path / "out.json")])
+    how = {"source": "hello", "max_new_tokens": 6, "beams": 2, "temperature": 0.0}
+    lm = loading.load(of_pairs)
+    out, text = capsys.readouterr().out, lm.generate(**how, **given, **search)
+    assert out == text + "\n" and text != lm.generate(**how)
+    written = json.loads((tmp_path / "out.json").read_text())
+    assert {name: written[name] for name in given | search} == given | search
+    with pytest.raises(UserError, match="early_stopping='soon' is not allowed: it must be True, False or 'never'"):
+        generate.main([*options, "--early-stopping", "soon"])
+    with pytest.raises(UserError, match="--min-length is not allowed with --fill"):
+        generate.parse(["--workdir", "x", "--fill", "--min-length", "3"])
+
+
 def test_special_tokens_of_sources_and_targets_are_tokens_once(of_pairs):
     lm = loading.load(of_pairs)
     end = lm.tokenizer.end_of_text

@@ -56,6 +56,16 @@ def model(path: Path, source: str) -> str:
     return f"logits {np.abs(xf.load(path)([[1, 2, 3]], **given)).mean():.5f}"
 
 
+def summary(path: Path, source: str) -> str:
+    """The tokens that a search with three beams finds for a source, with the settings of the folder."""
+    import xfresearch as xf
+
+    found: list[int] = []
+    how = {"beams": 3, "temperature": 0.0, "max_new_tokens": 12}
+    xf.load(path).generate(source=[[*source.encode()]], **how, stream=lambda row, text, new: found.extend(new))
+    return " ".join(map(str, found))
+
+
 def chat(path: Path, _: str) -> str:
     """The text of two messages by the chat template."""
     from xfresearch.interop.chat import render
@@ -89,6 +99,7 @@ DOORS: dict[str, Callable[[Path, str], str]] = {
     "pairs": pairs,
     "tokenizer": tokenizer,
     "model": model,
+    "summary": summary,
     "chat": chat,
     "requests": requests,
     "edit": edit,
