@@ -4,10 +4,12 @@ import math
 import sys
 from collections.abc import Callable, Iterator
 
+import numpy as np
 from lm_eval.api.model import TemplateLM
 from lm_eval.models.utils import normalize_gen_kwargs
 from lm_eval.utils import get_rolling_token_windows
 
+from xfresearch.data import coverage
 from xfresearch.data.cache import digest
 from xfresearch.harness import generating, scoring
 from xfresearch.harness.items import Items
@@ -80,8 +82,18 @@ class Adapter(TemplateLM):
 
         # Without the begin-of-text token: it is the prefix of the first window, and would be predicted from itself.
         each = [self.tok_encode(request.args[0], add_special_tokens=False) for request in requests]
+        self._warn_of_lost_text([request.args[0] for request in requests], each)
         texts = [(tokens, self.prefix_token_id) for tokens in each]
         return self._answers("rolling", texts, solve)
+
+    def _warn_of_lost_text(self, texts: list[str], tokens: list[list[int]]) -> None:
+        """Warns if lm_eval would divide by bytes that do not come back from the tokens."""
+        meta = {"n_tokens": sum(map(len, tokens)), "n_bytes": 0, "n_unknown": 0, "n_lost": 0}
+        for text, ids in zip((text.encode("utf-8", "replace") for text in texts), tokens, strict=True):
+            own = {"n_bytes": len(text)} | coverage.counts(self.tokenizer, text, np.array(ids, np.int32))
+            meta |= {name: meta[name] + number for name, number in own.items()}
+        for line in coverage.warning(f"{self.name}, whole texts of tasks", meta) if distributed.first() else []:
+            print(f"warning: {line}; lm_eval's figures per byte and per word count it", file=self.progress_stream)
 
     def generate_until(self, requests, disable_tqdm: bool = True) -> list[str]:
         prompts = [
