@@ -147,6 +147,15 @@ def test_a_link_that_stays_inside_and_those_of_the_hubs_cache_are_followed(tmp_p
     assert str(files.inside("gs://bucket/run", "a", "b")) == "gs://bucket/run/a/b"
 
 
+def test_a_pipe_below_a_directory_that_a_library_reads_is_refused(tmp_path):
+    (tmp_path / "params" / "d").mkdir(parents=True)
+    (tmp_path / "params" / "d" / "0").write_text("")
+    files.check_tree(tmp_path, "params")
+    os.mkfifo(tmp_path / "params" / "d" / "1")
+    with pytest.raises(UserError, match="params/d/1: it must be a regular file$"):
+        files.check_tree(tmp_path, "params")
+
+
 def test_only_regular_files_up_to_a_limit_are_read(tmp_path):
     os.mkfifo(tmp_path / "config.json")
     with pytest.raises(UserError, match="config.json: it must be a regular file$"):
