@@ -14,14 +14,15 @@ from tests.contracts.variants import random_params
 from tests.data import made_tokenizers as made
 from tests.interop.folders import assert_same_tensors
 from tests.interop.record import MASKED, RECORDED
-from tests.tiny_runs import tiny_config
+from tests.tiny_runs import tiny_config, tiny_model
 from tests.tolerances import TOLERANCE, relative_error
-from xfresearch import generate
+from xfresearch import editing, generate, surgery
 from xfresearch.data.tokenizers import ByteTokenizer, load_tokenizer
 from xfresearch.data.tokenizers.hugging_face import HuggingFaceTokenizer
 from xfresearch.interop.folder import read_config
 from xfresearch.runtime.errors import UserError
 from xfresearch.runtime.files import read_object, write_json
+from xfresearch.studies import probes
 
 
 @pytest.fixture(scope="module")
@@ -99,6 +100,31 @@ def test_what_bert_does_not_have_is_refused_in_one_line(key, value, tmp_path):
     write_json(folder / "config.json", read_config(folder) | {key: value})
     with pytest.raises(UserError, match=f"config.json: {key}={value!r} is not allowed"):
         xf.load(folder)
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta"])
+def test_a_model_without_types_is_refused_because_transformers_cannot_run_a_table_without_rows(family, tmp_path):
+    lm = tiny_model("bert", model__token_types=0, model__position_offset=2 * (family == "roberta"))
+    with pytest.raises(UserError, match=f"{family} cannot express this model: it differs from {family} in token_types=0"):
+        lm.export_hf(tmp_path / "out", family)
+    assert not (tmp_path / "out").exists()
+
+
+REQUEST = {"subject": "Ada", "prompt": "{} lives in", "target": "Rome", "target_new": "Oslo"}
+
+
+def test_a_model_that_sees_all_tokens_has_no_figures_of_next_tokens():
+    """Its logits at a token depend on the next one, and on itself."""
+    lm = tiny_model("bert")
+    with pytest.raises(UserError, match=r"^loss does not apply to this model: .*fill .* --pseudo-perplexity[^\n]*$"):
+        lm.loss("some words")
+    for edit in (editing.rome, editing.finetune, editing.constrained_finetune):
+        with pytest.raises(UserError, match="this model cannot be edited: it does not predict next tokens"):
+            edit(lm, [REQUEST], memory="blocks.0.feed_forward")
+    measured = probes.measure(lm, ("copying", "recall"))
+    assert all(np.isnan(value) for value in measured.values())
+    _, certificate = surgery.merge_query_key(lm)
+    assert not certificate.bits_per_byte and "token types 0 to 1" in certificate.domain
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import pytest
 import xfresearch as xf
 from tests.interop.edits import UP, WEIGHTS, edit_config, edit_tensors
 from tests.interop.published import LLAMA_2, MIXTRAL, OLMOE, PYTHIA
-from tests.interop.published_2025 import GEMMA_3, OLMO_3
+from tests.interop.published_2025 import GEMMA_3, GPT_NEO, OLMO_3
 from tests.interop.record import RECORDED
 from xfresearch import convert
 from xfresearch.interop.config_json import read_model
@@ -117,11 +117,26 @@ def test_every_key_that_a_family_writes_is_one_that_it_reads():
         (GEMMA_3, {"attn_logit_softcapping": 30.0}, "attn_logit_softcapping=30.0 is not allowed"),
         (GEMMA_3, {"rope_parameters": {"rope_theta": 1e4}}, "an object for each type of layer"),
         (PYTHIA, {"rotary_pct": "a"}, "rotary_pct='a' has the wrong type"),
+        (GPT_NEO, {"attention_layers": ["local"] * 12}, "attention_layers=.* attention_types says"),
     ],
 )
 def test_a_value_that_is_not_obeyed_is_refused(config, changes, error):
     with pytest.raises(Unsupported, match=error):
         read(config, **changes)
+
+
+def test_the_layers_of_gpt_neo_may_stand_alone():
+    alone = {"attention_layers": ["local", "global"] * 6, "attention_types": None}
+    model = read(GPT_NEO, **alone)
+    assert model.pattern == ("window_256", "full") and read(GPT_NEO).pattern == ("full", "window_256")
+    assert read(GPT_NEO, attention_layers=None) == read(GPT_NEO)
+
+
+def test_the_number_of_experts_has_two_names_of_which_the_later_wins():
+    """As attribute_map of `transformers` has it."""
+    for config, names in ((MIXTRAL, ("num_local_experts", "num_experts")), (OLMOE, ("num_experts", "num_local_experts"))):
+        model = read(config, **dict(zip(names, (64, 32), strict=True)))
+        assert model.blocks["main"].feed_forward.moe.experts == 32
 
 
 def test_gpt_neox_obeys_rotary_pct():

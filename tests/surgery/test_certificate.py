@@ -1,6 +1,7 @@
 """A certificate covers every row of every table: one entry that is broken by 1e-3 is noticed, whatever tensor it is in."""
 
 from dataclasses import replace
+from types import MappingProxyType
 
 import jax
 import numpy as np
@@ -44,6 +45,7 @@ MODELS = {
     "moe": {BLOCK + "feed_forward__moe__shared": 1, BLOCK + "attention__position": "relative_key"},
     "vanilla_2017_decoder": {},
     "all_attention": {"model__head_bias": True},
+    "bert": {},
 }
 # They add the same number to all logits of a softmax, or are the same for all keys: no logit of the model depends on them.
 IDLE = ("key/bias",)
@@ -72,7 +74,47 @@ def test_every_token_and_the_last_position_count(monkeypatch):
     for token in (0, 100, 256):
         assert difference(network, broken(network, "embed/table", (token, 5))) > BOUND
     assert difference(network, broken(network, "position/table", (lm.config.max_length - 1, 5))) > BOUND
-    assert str(domain) == f"all 257 tokens, positions 0 to {lm.config.max_length - 1}, no text"
+    assert str(domain) == f"all 257 tokens, positions 0 to {lm.config.max_length - 1}, no text, packed documents, prefixes"
+
+
+def test_every_type_of_a_token_counts():
+    lm = tiny_model("bert", model__token_types=3)
+    network = take_apart(lm.config, lm.params)
+    for row in range(3):
+        assert difference(network, broken(network, "token_type/table", (row, 5))) > BOUND
+    assert "token types 0 to 2, packed documents" in str(Domain.of(network, network, None))
+
+
+def found_by(before: Network, after: Network) -> dict[str, bool]:
+    """Which of the certificate's comparisons find a difference."""
+    result = Certificate(["broken"], False)
+    with jax.enable_x64(True):
+        Domain.of(before, after, None).compare(result, [Runner(each, "float64") for each in (before, after)])
+    return {name: each["relative"] > BOUND for name, each in result.differences.items()}
+
+
+@pytest.mark.parametrize("name", ["gpt2", "bert", "t5"])
+@pytest.mark.parametrize("forgotten", ["segments_BL", "prefix_BL", "positions_BL"])
+def test_documents_prefixes_and_positions_count(name, forgotten, monkeypatch):
+    """A network that forgets one kind of input differs where it is given, and nowhere else."""
+    lm = tiny_model(name)
+    network = take_apart(lm.config, lm.params)
+    after, right = replace(network, outside=dict(network.outside)), Runner.run
+
+    def forgets(runner, tokens_BL, cached=0, in_turn=False, source_BS=None, read=MappingProxyType({}), of_source=None):
+        kept = dict(read)
+        if forgotten in read and runner.network is after:
+            kept[forgotten] = np.broadcast_to(nothing[forgotten], tokens_BL.shape)
+        return right(runner, tokens_BL, cached, in_turn, source_BS, kept, of_source or {})
+
+    length = Domain.of(network, network, None).packed.tokens_BL.shape[1]
+    nothing = {"segments_BL": 1, "prefix_BL": 0, "positions_BL": np.arange(length)}
+    assert not any(found_by(network, after).values())
+    monkeypatch.setattr(Runner, "run", forgets)
+    read = Domain.of(network, network, None).packed.read
+    matters = forgotten in read and (forgotten != "positions_BL" or lm.config.position != "none")
+    found = found_by(network, after)
+    assert found.pop("packed documents") == matters and not any(found.values())
 
 
 def test_an_expert_that_no_token_chooses_counts():

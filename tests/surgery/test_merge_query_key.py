@@ -57,7 +57,7 @@ def test_a_matrix_without_an_inverse_is_refused():
 def test_the_certificate_measures_the_result():
     lm, certificate = surgery.merge_query_key(changed())
     assert certificate.exact and certificate.relative < 1e-12 and certificate.gradient < 1e-10
-    assert {"all tokens", "text", "with the cache"} == {*certificate.differences}
+    assert {"all tokens", "text", "with the cache", "packed documents"} == {*certificate.differences}
     before, after = (certificate.costs["parameters"][side] for side in ("before", "after"))
     assert after > before and lm.config.blocks["main"].attention.query == "merged"
     assert certificate.bits_per_byte["before"] == pytest.approx(certificate.bits_per_byte["after"], rel=1e-12)

@@ -97,7 +97,7 @@ def test_the_merged_model_decodes_the_same_with_the_cache():
     lm = tiny_model("tasks/reverse", model__blocks__main__cross_attention__bias="('query','key')")
     merged, certificate = surgery.merge_query_key(lm, role="cross")
     assert certificate.exact and certificate.relative < 1e-12 and certificate.gradient < 1e-10
-    assert {"all tokens", "text", "with the cache"} == {*certificate.differences}
+    assert {"all tokens", "text", "with the cache", "packed documents"} == {*certificate.differences}
     assert "control: merge_query_key of the decoder" in str(certificate) and "of sources 0 to" in certificate.domain
     assert merged.config.blocks["main"].cross_attention.query == "merged"
     asked = {"source": ["abcd", "xyz"], "max_new_tokens": 12, "temperature": 0.0}
@@ -189,6 +189,6 @@ def test_sources_have_every_token_without_mistake(monkeypatch):
     monkeypatch.setattr("xfresearch.surgery.certificate.LONGEST", 4)
     network = network_of({})
     domain = Domain.of(network, network, None)
-    for tokens in zip(*domain.batches, strict=True):
+    for tokens in zip(*(each[:2] for each in domain.batches), strict=True):
         assert {*np.concatenate(tokens).ravel()} == set(range(len(WORDS)))
     assert "positions 0 to 3 (of sources 0 to 3)" in str(domain)

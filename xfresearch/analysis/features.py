@@ -21,14 +21,14 @@ import numpy as np
 from xfresearch.analysis import sparse
 from xfresearch.analysis.keys_page import keys_page
 from xfresearch.analysis.passes import about
-from xfresearch.analysis.registry import analysis, predicts_next
+from xfresearch.analysis.registry import analysis
 from xfresearch.analysis.result import LineChart, Result, Table
 from xfresearch.analysis.sequences import Sequences, batches, mean_of_tokens, sequences, training_rows
 from xfresearch.analysis.tap_vectors import BATCH, Shuffled, activations, one_tap, stack_of, width_of
 from xfresearch.analysis.triggers import empty, update
 from xfresearch.analysis.unfinished import Unfinished
 from xfresearch.models.inputs import tap_shapes
-from xfresearch.models.model_config import ModelConfig
+from xfresearch.models.model_config import ModelConfig, predicts_next
 from xfresearch.models.stack import ends_with, layer_ends
 from xfresearch.models.tap_aliases import lens_names
 from xfresearch.models.taps import of_encoder

@@ -23,12 +23,12 @@ from xfresearch.analysis.attribution import attributed, grids
 from xfresearch.analysis.contributions import not_followed
 from xfresearch.analysis.keys_page import text
 from xfresearch.analysis.passes import about
-from xfresearch.analysis.registry import analysis, predicts_next
+from xfresearch.analysis.registry import analysis
 from xfresearch.analysis.result import HeatMap, Result, Table
 from xfresearch.analysis.sequences import ROWS, Sequences, batches, mean_of_tokens, passed, sequences
 from xfresearch.models import transformer
 from xfresearch.models.block import Stream
-from xfresearch.models.model_config import ModelConfig
+from xfresearch.models.model_config import ModelConfig, predicts_next
 from xfresearch.models.stack import ends_with, layer_ends
 from xfresearch.models.taps import captured, request
 from xfresearch.runtime.progress import stage

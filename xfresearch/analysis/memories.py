@@ -34,7 +34,7 @@ from xfresearch.analysis.contributions import scaled
 from xfresearch.analysis.keys_page import keys_page, text, trigger
 from xfresearch.analysis.passes import about
 from xfresearch.analysis.patterns import patterns
-from xfresearch.analysis.registry import analysis, predicts_next
+from xfresearch.analysis.registry import analysis
 from xfresearch.analysis.result import HeatMap, Result, Table
 from xfresearch.analysis.sequences import Sequences, batches, mean_of_tokens, passed, sequences
 from xfresearch.analysis.tap_vectors import stack_of
@@ -44,7 +44,7 @@ from xfresearch.kernels.dtypes import wide_dtype
 from xfresearch.models import transformer
 from xfresearch.models.connections.connection import ONE
 from xfresearch.models.memories import memory_of
-from xfresearch.models.model_config import ModelConfig
+from xfresearch.models.model_config import ModelConfig, predicts_next
 from xfresearch.models.stack import end_formula, ends_with
 from xfresearch.models.stream import Stream
 from xfresearch.models.taps import captured, of_encoder, request

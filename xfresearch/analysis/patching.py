@@ -24,14 +24,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from xfresearch.analysis.passes import about
-from xfresearch.analysis.registry import analysis, predicts_next
+from xfresearch.analysis.registry import analysis
 from xfresearch.analysis.result import HeatMap, Result, Table
 from xfresearch.analysis.sequences import Sequences, passed
 from xfresearch.analysis.tap_vectors import stack_of
 from xfresearch.analysis.token_text import shown
 from xfresearch.models import layers
 from xfresearch.models.inputs import matching, tap_shapes
-from xfresearch.models.model_config import ModelConfig
+from xfresearch.models.model_config import ModelConfig, predicts_next
 from xfresearch.models.sources import source_of, target_ids
 from xfresearch.models.taps import ENCODER, Patch, Request, Stacked, address, in_stack, of_encoder
 from xfresearch.runtime.errors import UserError

@@ -19,14 +19,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from xfresearch.analysis.prompts import prompt_tokens
-from xfresearch.analysis.registry import analysis, predicts_next
+from xfresearch.analysis.registry import analysis
 from xfresearch.analysis.result import HeatMap, Result, Table
 from xfresearch.analysis.sequences import Sequences
 from xfresearch.data.facts import Fact, facts_of
 from xfresearch.data.subjects import continued
 from xfresearch.models.context import Source
 from xfresearch.models.inputs import encode, forward
-from xfresearch.models.model_config import ModelConfig, check_length, longest_sequence
+from xfresearch.models.model_config import ModelConfig, check_length, longest_sequence, predicts_next
 from xfresearch.models.sources import source_of, target_ids
 from xfresearch.models.words import model_line
 from xfresearch.runtime.errors import UserError

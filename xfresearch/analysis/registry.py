@@ -45,11 +45,6 @@ def analysis(applies: Callable[[ModelConfig], str], about: str, prompts: bool = 
     return decorate
 
 
-def predicts_next(model: ModelConfig) -> str:
-    """Why an analysis of next tokens does not apply to a model; '' if it does."""
-    return "" if model.causal else "it does not predict next tokens"
-
-
 def require_finite(lm: Any) -> None:
     """Raises UserError if a parameter is NaN or infinite: no figure of such a model means anything."""
     if wrong := not_finite(lm.params):

@@ -36,7 +36,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from xfresearch.analysis.prompts import Prompt, check_fit, prompt_of, read
-from xfresearch.analysis.registry import analysis, predicts_next
+from xfresearch.analysis.registry import analysis
 from xfresearch.analysis.result import HeatMap, Result, Table
 from xfresearch.analysis.sequences import Sequences, passed
 from xfresearch.analysis.token_text import shown
@@ -44,7 +44,7 @@ from xfresearch.analysis.tracing import Effects, effects, normal, of_prompt, rea
 from xfresearch.data.records import Record, read_record
 from xfresearch.data.records import records as records_of
 from xfresearch.models import transformer
-from xfresearch.models.model_config import ModelConfig
+from xfresearch.models.model_config import ModelConfig, predicts_next
 from xfresearch.runtime.errors import NothingMeasured
 from xfresearch.runtime.progress import stage
 from xfresearch.runtime.summaries import mean_interval, mean_of_known

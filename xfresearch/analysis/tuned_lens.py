@@ -16,10 +16,10 @@ import optax
 
 from xfresearch.analysis.lens import FIGURES, by_depth
 from xfresearch.analysis.passes import about
-from xfresearch.analysis.registry import analysis, predicts_next
+from xfresearch.analysis.registry import analysis
 from xfresearch.analysis.result import HeatMap, Result, Table
 from xfresearch.analysis.sequences import Sequences, batches, sequences, training_rows
-from xfresearch.models.model_config import ModelConfig
+from xfresearch.models.model_config import ModelConfig, predicts_next
 from xfresearch.models.stack import end_formula, ends_with
 from xfresearch.runtime.progress import stage
 from xfresearch.runtime.summaries import mean_interval

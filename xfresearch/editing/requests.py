@@ -14,6 +14,7 @@ from xfresearch.data.given import NotGiven
 from xfresearch.data.records import Record, read_record, record_of
 from xfresearch.editing.scores import prompts_of
 from xfresearch.loading.language_model import LanguageModel
+from xfresearch.models.model_config import predicts_next
 from xfresearch.models.taps import of_encoder
 from xfresearch.runtime.errors import UserError, nearest
 
@@ -60,6 +61,8 @@ def prepared(
         raise UserError("requests=[] is not allowed: there must be at least one")
     if lm.tokenizer is None:
         raise UserError("this model has no tokenizer, so it cannot read a request")
+    if reason := predicts_next(lm.config):
+        raise UserError(f"this model cannot be edited: {reason} (model.causal=False)")
     known = known_facts(lm) if known is None else known
     completed = []
     for number, request in enumerate(requests):

@@ -28,7 +28,8 @@ KEYS = (
     Key("num_attention_heads", "*.attention.heads", 12),
     Key("intermediate_size", "*.feed_forward.hidden", 3072),
     Key("hidden_act", "*.feed_forward.kind", "gelu", PLAIN),
-    Key("type_vocab_size", "token_types", 2),
+    # `transformers` cannot run a table without rows: a model that has none is refused, because it differs when it is read.
+    Key("type_vocab_size", "token_types", 2, write=lambda types: max(types, 1)),
     Key("layer_norm_eps", "*.norm_epsilon", 1e-12),
     Key("hidden_dropout_prob", "dropout", 0.1),
     Key("hidden_dropout_prob", "*.dropout", 0.1),

@@ -10,19 +10,29 @@ GLOBAL, LOCAL = TYPES = ("global", "local")
 
 
 def read(config: dict, changes: dict) -> list[tuple[str, dict]]:
-    """attention_types is [[types, repeats], ...]."""
+    """attention_types is [[types, repeats], ...], and attention_layers the types themselves, which `transformers` obeys:
+    folders in which they differ are refused."""
     window = count("window_size", config.get("window_size", 256))
-    given = config.get("attention_types") or [[[GLOBAL, LOCAL], 12]]
+    layers = config.get("attention_layers")
+    alone = layers is not None and config.get("attention_types") is None
+    types = expanded([[layers, 1]] if alone else config.get("attention_types") or [[[GLOBAL, LOCAL], 12]], changes["depth"])
+    if layers not in (None, types):
+        raise Unsupported(f"config.json: attention_layers={layers!r} is not allowed: attention_types says {types!r}")
+    return [windowed(window if kind == LOCAL else 0) for kind in types]
+
+
+def expanded(given: list, depth: int) -> list[str]:
+    """The type of each layer. Raises Unsupported if they are not `depth` known types."""
     try:
-        types = [kind for kinds, repeats in given for _ in range(min(repeats, changes["depth"])) for kind in kinds]
+        types = [kind for kinds, repeats in given for _ in range(min(repeats, depth)) for kind in kinds]
         known = set(types) <= set(TYPES)
     except (TypeError, ValueError):
         known = False
     if not known:
         raise Unsupported(f"config.json: attention_types={given!r} is not allowed: it must be such as [[{TYPES}, 12]]")
-    if len(types) != changes["depth"]:
-        raise Unsupported(f"config.json: attention_types has {len(types)} types for {changes['depth']} layers")
-    return [windowed(window if kind == LOCAL else 0) for kind in types]
+    if len(types) != depth:
+        raise Unsupported(f"config.json: attention_types has {len(types)} types for {depth} layers")
+    return types
 
 
 def write(blocks: list) -> dict:

@@ -19,7 +19,7 @@ FAMILY = replace(
         Key("max_position_embeddings", "max_length", 131072),
         Key("rms_norm_eps", "*.norm_epsilon", 1e-5),
         Key("hidden_act", "*.feed_forward.moe.expert", "silu", llama.GATED),
-        Key("num_local_experts", "*.feed_forward.moe.experts", 8),
+        Key("num_local_experts", "*.feed_forward.moe.experts", 8, alias="num_experts"),
         Key("num_experts_per_tok", "*.feed_forward.moe.top_k", 2),
         Key("router_aux_loss_coef", "*.feed_forward.moe.balance_loss", 0.001),
         Key("router_jitter_noise", "*.feed_forward.moe.jitter", 0.0),

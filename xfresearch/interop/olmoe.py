@@ -24,7 +24,7 @@ FAMILY = replace(
         Key("rms_norm_eps", "*.norm_epsilon", 1e-5),
         Key("hidden_act", "*.feed_forward.moe.expert", "silu", llama.GATED),
         Key("attention_bias", "*.attention.bias", False, BIASES),
-        Key("num_experts", "*.feed_forward.moe.experts", 64),
+        Key("num_experts", "*.feed_forward.moe.experts", 64, alias="num_local_experts"),
         Key("num_experts_per_tok", "*.feed_forward.moe.top_k", 8),
         Key("norm_topk_prob", "*.feed_forward.moe.renormalise", False),
         Key("router_aux_loss_coef", "*.feed_forward.moe.balance_loss", 0.01),

@@ -42,7 +42,7 @@ from xfresearch.models.inputs import (
     types_of,
 )
 from xfresearch.models.memories import memory
-from xfresearch.models.model_config import ModelConfig, check_length, longest_sequence
+from xfresearch.models.model_config import ModelConfig, check_length, longest_sequence, predicts_next
 from xfresearch.models.sampling import DEFAULT, Sampling, Settings
 from xfresearch.models.sources import SourceText, prompts_of, source_of
 from xfresearch.models.stack import end_formula, ends_with
@@ -148,7 +148,10 @@ class LanguageModel:
         prefix_BL: ArrayLike | None = None,
     ) -> jax.Array:
         """The loss [B, L - 1] of each token of a text, or of token ids [B, L], given those before it, in nats. The other
-        arguments are those of a call. Raises UserError for fewer than two tokens."""
+        arguments are those of a call. Raises UserError for fewer than two tokens, and for a model that is not causal."""
+        if reason := predicts_next(self.config):
+            allowed = "fill has the likeliest tokens of masks, and evaluate --pseudo-perplexity the loss of masked tokens"
+            raise UserError(f"loss does not apply to this model: {reason} (model.causal=False); {allowed}")
         inputs = self._inputs(tokens_BL, replace, positions_BL, segments_BL, source, token_types_BL, prefix_BL)
         if inputs[0].shape[1] < 2:
             raise UserError("a loss needs at least 2 tokens: the first one is only read")

@@ -103,6 +103,11 @@ def without_prefix(model: ModelConfig) -> str:
     return next((f"{path}: {reason}" for path, reason in reasons if reason), "")
 
 
+def predicts_next(model: ModelConfig) -> str:
+    """Why figures of next tokens mean nothing for a model; '' if they do. An encoder beside the decoder is no reason."""
+    return "" if model.causal else "it does not predict next tokens"
+
+
 DTYPES = ("float32", "bfloat16", "float64")
 LIMITS = "the model's position table or the capacity of its experts"  # limits of the longest sequence, for errors
 

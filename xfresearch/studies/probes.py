@@ -25,6 +25,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
+from xfresearch.models.model_config import predicts_next
 from xfresearch.runtime.errors import NothingMeasured, UserError, nearest, require
 
 ROWS, PAIRS = 64, 8
@@ -32,6 +33,8 @@ LONGEST = 64  # tokens that are copied
 
 
 def copying(lm) -> float:
+    if predicts_next(lm.config):
+        return np.nan
     half = min(LONGEST, lm.run.sequence_length // 2)
     once_BL = np.random.default_rng(0).integers(lm.config.vocab_size, size=(ROWS, half))
     loss_BL = np.asarray(lm.loss(np.concatenate([once_BL, once_BL], 1)), np.float64)
@@ -39,6 +42,8 @@ def copying(lm) -> float:
 
 
 def recall(lm) -> float:
+    if predicts_next(lm.config):
+        return np.nan
     pairs = min(PAIRS, lm.run.sequence_length // 4, lm.config.vocab_size // 2)
     tokens_BL = pairs_twice(np.random.default_rng(0), ROWS, pairs, lm.config.vocab_size)
     loss_BL = np.asarray(lm.loss(tokens_BL), np.float64)[:, ::2]  # of the values: position 2 i predicts that of pair i

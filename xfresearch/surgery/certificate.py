@@ -7,15 +7,16 @@ one over all logits, relative to the spread of the logits of the same token.
 
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from xfresearch.data.packing import positions
 from xfresearch.kernels.cross_entropy import nll_of_logits
-from xfresearch.models.model_config import ModelConfig, mixtures
+from xfresearch.models.model_config import ModelConfig, mixtures, predicts_next, without_prefix
 from xfresearch.run.closed_form import costs
 from xfresearch.runtime.tables import count
 from xfresearch.surgery.layerwise import Pass, Runner
@@ -90,17 +91,42 @@ class Certificate:
 
 
 class Inputs(NamedTuple):
-    """The inputs of a pass: tokens [B, L], and with an encoder tokens of the source [B, S]."""
+    """The inputs of a pass: tokens [B, L], with an encoder tokens of the source [B, S], and what else the models read of
+    tokens and sources, as fields of a Context: types, positions, numbers of documents, prefixes."""
 
     tokens_BL: np.ndarray
     source_BS: np.ndarray | None = None
+    read: Mapping[str, np.ndarray] = {}
+    of_source: Mapping[str, np.ndarray] = {}
 
     @property
     def rows(self) -> int:
         return len(self.tokens_BL)
 
     def pass_of(self, runner: Runner, cached: int = 0, in_turn: bool = False) -> Pass:
-        return runner.run(self.tokens_BL, cached, in_turn, self.source_BS)
+        """The pass. Logits of padding are 0."""
+        made = runner.run(self.tokens_BL, cached, in_turn, self.source_BS, self.read, self.of_source)
+        if "segments_BL" not in self.read:
+            return made
+        return made._replace(logits_BLV=np.where(self.read["segments_BL"][..., None] > 0, made.logits_BLV, 0))
+
+    def in_documents(self, prefixes: bool) -> "Inputs":
+        """The same tokens as two documents with padding in each row; with `prefixes`, a third of each is a prefix."""
+        read, of_source = (_documents(each) for each in (self.tokens_BL, self.source_BS))
+        if prefixes:
+            begins_BL = (read["positions_BL"] < self.tokens_BL.shape[1] // 6) & (read["segments_BL"] > 0)
+            read["prefix_BL"] = begins_BL.astype(np.int32)
+        return self._replace(read={**self.read, **read}, of_source=of_source)
+
+
+def _documents(tokens_BL: np.ndarray | None) -> dict[str, np.ndarray]:
+    """Numbers of documents, and positions in them, of rows with two documents and padding; {} for None."""
+    if tokens_BL is None:
+        return {}
+    at_L, length = np.arange(tokens_BL.shape[1]), tokens_BL.shape[1]
+    segments_L = np.select([at_L < length // 2, at_L < length - length // 8], [1, 2], 0)
+    segments_BL = np.broadcast_to(segments_L, tokens_BL.shape)
+    return {"segments_BL": segments_BL, "positions_BL": positions(segments_BL)}
 
 
 class HeldOut(NamedTuple):
@@ -134,7 +160,7 @@ def certify(
         certificate.other_dtypes[dtype] = difference_of_logits(*sides)["relative"]
     saved = after.resolved.param_dtype
     certificate.rounded[saved] = difference_of_logits(old.logits_BLV, _logits(rounded(after, saved), inputs))["relative"]
-    if text.n_bytes:
+    if text.n_bytes and not predicts_next(before.resolved):
         logits = {"before": old.logits_BLV, "after": new.logits_BLV}
         bits = {name: _bits(each[1:], inputs.tokens_BL[1:], text.n_bytes) for name, each in logits.items()}
         certificate.bits_per_byte = bits
@@ -156,20 +182,22 @@ def _dropout(model: ModelConfig, undropped: Iterable[str]) -> str:
 class Domain(NamedTuple):
     """The inputs on which two networks are compared.
 
-    batches: tokens [B, L] each, and of sources. Their first rows together have every token of the vocabulary; the other
-    rows of the first batch are text. longest: one more sequence, and one more source, if a table has a row for each position
-    or distance up to it; None without. experts: whether tokens are also sent to every expert in turn."""
+    batches: tokens [B, L] each, and of sources. Their first rows together have every token of the vocabulary and, in turn,
+    of every type; the other rows of the first batch are text, of type 0. longest: one more sequence, and one more source, if
+    a table has a row for each position or distance up to it; None without. packed: the first batch as documents with padding
+    and, if the model can have them, with prefixes. experts: whether tokens are also sent to every expert in turn."""
 
     batches: list[Inputs]
-    vocab_size: int
+    model: ModelConfig
     longest: Inputs | None
+    packed: Inputs
     experts: bool
 
     @classmethod
     def of(cls, before: Network, after: Network, text: Inputs | None) -> "Domain":
         model, rng, V = before.resolved, np.random.default_rng(0), before.resolved.vocab_size
         limits = [each.longest or each.max_length or LONGEST for each in reversed(model.all_stacks)]  # of tokens, of sources
-        rows = [None, None] if text is None else text
+        rows = [None, None] if text is None else text[:2]
         texts = [None if row is None else row[:, : min(limit, LONGEST)] for row, limit in zip(rows, limits, strict=False)]
         lengths = [min(n, LONGEST) if t is None else t.shape[1] for n, t in zip(limits, texts, strict=False)]
         B = 1 if text is None else 1 + text.rows
@@ -177,17 +205,21 @@ class Domain(NamedTuple):
         count = 1 + B * left  # batches of one shape share compiled programs
         drawn = [_tokens(rng, V, count, length) for length in lengths]
         first = [d[:1] if t is None else np.concatenate([d[:1], t]) for d, t in zip(drawn, texts, strict=False)]
-        batches = [Inputs(*first)] + [Inputs(*(d[n : n + B] for d in drawn)) for n in range(1, count, B)]
+        batches = [_inputs(first)] + [_inputs(d[n : n + B] for d in drawn) for n in range(1, count, B)]
         more = has_tables(before) and any(limit > length for limit, length in zip(limits, lengths, strict=True))
-        longest = Inputs(*(rng.integers(V, size=(1, limit)) for limit in limits)) if more else None
+        longest = _inputs(rng.integers(V, size=(1, limit)) for limit in limits) if more else None
         experts = [moe for each in (model, after.resolved) for moe in mixtures(each)]
-        return cls(batches, V, longest, bool(experts))
+        if model.token_types:
+            batches = [each._replace(read={"token_types_BL": _types(each, model, n == 0)}) for n, each in enumerate(batches)]
+        packed = batches[0].in_documents(prefixes=not without_prefix(model))
+        return cls(batches, model, longest, packed, bool(experts))
 
     def compare(self, certificate: Certificate, runners: list[Runner]) -> Inputs | None:
         """Adds the differences on the batches after the first one, on the longest sequence and with every expert. Returns
         the first batch that differs; None if none does."""
         cases = [("all tokens", inputs, False) for inputs in self.batches[1:]]
         cases += [("all positions", self.longest, False)] if self.longest else []
+        cases += [("packed documents", self.packed, False)]
         cases += [("all experts", self.batches[0], True)] if self.experts else []
         wrong = None
         for name, inputs, in_turn in cases:
@@ -200,11 +232,26 @@ class Domain(NamedTuple):
 
     def __str__(self) -> str:
         first = self.batches[0]
-        last = [each.shape[1] - 1 for each in self.longest or first if each is not None]
+        both = (self.longest or first)[:2]
+        last = [each.shape[1] - 1 for each in both if each is not None]
         of_source = f" (of sources 0 to {last[1]:,})" if len(last) > 1 else ""
         text = f"{first.rows - 1} rows of text" if first.rows > 1 else "no text"
-        parts = [f"all {self.vocab_size:,} tokens", f"positions 0 to {last[0]:,}{of_source}", text]
+        parts = [f"all {self.model.vocab_size:,} tokens", f"positions 0 to {last[0]:,}{of_source}", text]
+        parts += [f"token types 0 to {self.model.token_types - 1}"] if self.model.token_types else []
+        parts += ["packed documents", *["prefixes"] * ("prefix_BL" in self.packed.read)]
         return ", ".join(parts + ["every expert"] * self.experts)
+
+
+def _inputs(parts: Iterable[np.ndarray]) -> Inputs:
+    """Of tokens, and with an encoder of tokens of the source."""
+    tokens_BL, *source = parts
+    return Inputs(tokens_BL, source[0] if source else None)
+
+
+def _types(inputs: Inputs, model: ModelConfig, text: bool) -> np.ndarray:
+    """Types of tokens: all in turn in drawn rows; 0 in text, the rows after the first one."""
+    types_BL = np.arange(inputs.tokens_BL.size).reshape(inputs.tokens_BL.shape) % model.token_types
+    return np.where(np.arange(inputs.rows)[:, None] > 0, 0, types_BL) if text else types_BL
 
 
 def _tokens(rng: np.random.Generator, vocab_size: int, rows: int, length: int) -> np.ndarray:
@@ -289,12 +336,12 @@ class LayerPass(NamedTuple):
 def _layers(runner: Runner, inputs: Inputs) -> list[LayerPass]:
     """The layers of both stacks in a pass, the encoder's first."""
     made = inputs.pass_of(runner)
-    of_decoder = runner.decoder, made.streams, made.source
-    of_encoder = [(runner.encoder, made.of_encoder, None)] if runner.encoder else []
+    of_decoder = runner.decoder, made.streams, made.source, inputs.read
+    of_encoder = [(runner.encoder, made.of_encoder, None, inputs.of_source)] if runner.encoder else []
     passes = []
-    for stack, streams, source in (*of_encoder, of_decoder):
+    for stack, streams, source, read in (*of_encoder, of_decoder):
         for n in range(len(stack)):
-            taps = partial(stack.taps, n, streams[n], source)
+            taps = partial(stack.taps, n, streams[n], source, read)
             passes.append(LayerPass(f"{stack.model.prefix}blocks.{n}", taps, np.asarray(streams[n + 1].x_BLD)))
     return passes
 

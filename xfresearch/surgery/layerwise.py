@@ -4,6 +4,7 @@ The functions here are compiled once for each kind of block, however many layers
 computation; parameters are in float64 for float64, otherwise in float32.
 """
 
+from collections.abc import Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -50,11 +51,11 @@ class Layers:
         name = layers.layer(self.model, number).block
         return (self.model, name), (_arrays(self.network.params(number), self.dtype), self.shared, number)
 
-    def taps(self, number: int, stream: Stream, source: Source | None) -> dict[str, np.ndarray]:
-        """All named values of a layer, given its input."""
+    def taps(self, number: int, stream: Stream, source: Source | None, read: Mapping) -> dict[str, np.ndarray]:
+        """All named values of a layer, given its input, the source and what else it reads (Runner.run)."""
         (model, name), (params, shared, _) = self.at(number)
         everything = Taps(EVERYTHING)
-        ctx = Context(_positions(stream), shared=shared, source=source).layer(number, name, everything)
+        ctx = _context(stream, read, shared=shared, source=source).layer(number, name, everything)
         _bind(model, name, params)(stream, ctx)
         return {f"{model.prefix}blocks.{number}.{site}": value for site, value in everything.values.items()}
 
@@ -76,31 +77,36 @@ class Runner:
         if network.encoder and self.model.encoder:
             self.encoder = Layers(network.encoder, self.model.encoder, self.outside.get(NAME, {}), wide)
 
-    def run(self, tokens_BL, cached: int = 0, in_turn: bool = False, source_BS=None) -> Pass:
+    def run(
+        self, tokens_BL, cached: int = 0, in_turn: bool = False, source_BS=None, read: Mapping = {}, of_source: Mapping = {}
+    ) -> Pass:
         """The logits of a pass over the tokens, and of the last `cached` tokens decoded with the cache. in_turn: each token
         is sent to the next experts, instead of those that its router chooses. `source_BS` are the tokens of the source of a
-        model with an encoder."""
+        model with an encoder. read, of_source: fields of a Context for the tokens and for those of the source; the cache
+        is read without them."""
         tokens_BL = jnp.asarray(tokens_BL, jnp.int32)
-        of_encoder, source = self._encoded(source_BS, in_turn)
-        streams = [_embed(self.model, self.outside, tokens_BL)]
+        read, of_source = dict(read), dict(of_source)
+        of_encoder, source = self._encoded(source_BS, in_turn, of_source)
+        streams = [_embed(self.model, self.outside, tokens_BL, read)]
         decoded = streams[0]
         for number in range(len(self.decoder)):
             static, arrays = self.decoder.at(number)
-            streams.append(_layer(*static, *arrays, streams[-1], source, in_turn=in_turn))
+            streams.append(_layer(*static, *arrays, streams[-1], source, read, in_turn=in_turn))
             decoded = _decode(*static, cached, *arrays, decoded, source) if cached else decoded
         cached_BCV = self._logits(decoded)[:, -cached:] if cached else None
         return Pass(self._logits(streams[-1]), streams, cached_BCV, of_encoder, source)
 
-    def _encoded(self, source_BS, in_turn: bool) -> tuple[list[Stream], Source | None]:
+    def _encoded(self, source_BS, in_turn: bool, read: dict) -> tuple[list[Stream], Source | None]:
         """The input of each layer of the encoder and the output of the last one, and the source; [] and None without."""
         if self.encoder is None:
             return [], None
         tokens_BS = jnp.asarray(source_BS, jnp.int32)
-        streams = [_embed(self.model, self.outside, tokens_BS, of_encoder=True)]
+        streams = [_embed(self.model, self.outside, tokens_BS, read, of_encoder=True)]
         for number in range(len(self.encoder)):
             static, arrays = self.encoder.at(number)
-            streams.append(_layer(*static, *arrays, streams[-1], None, in_turn=in_turn))
-        return streams, Source(tokens_BS, x_BSW=_end(self.model, self.outside, streams[-1]))
+            streams.append(_layer(*static, *arrays, streams[-1], None, read, in_turn=in_turn))
+        x_BSW = _end(self.model, self.outside, streams[-1])
+        return streams, Source(tokens_BS, read.get("segments_BL"), read.get("positions_BL"), x_BSW)
 
     def _logits(self, stream: Stream) -> np.ndarray:
         return np.asarray(_logits(self.model, self.outside, stream), np.float64)
@@ -141,14 +147,18 @@ def _positions(stream: Stream, first: int = 0):
     return jnp.broadcast_to(first + jnp.arange(length), (rows, length))
 
 
+def _context(stream: Stream, read: Mapping, **more) -> Context:
+    """The context of a pass; without positions in `read`, they are 0, 1, ..."""
+    return Context(**({"positions_BL": _positions(stream)} | dict(read) | more))
+
+
 @partial(jax.jit, static_argnums=0, static_argnames="of_encoder")
-def _embed(model: ModelConfig, outside: dict, tokens_BL, of_encoder: bool = False) -> Stream:
-    positions_BL = jnp.broadcast_to(jnp.arange(tokens_BL.shape[1]), tokens_BL.shape)
+def _embed(model: ModelConfig, outside: dict, tokens_BL, read: dict, of_encoder: bool = False) -> Stream:
+    ctx = _context(Stream(tokens_BL[..., None]), read)
     lm = transformer.bind(model, outside)
     of_stack: Any = lm.encoder if of_encoder else lm
     table_VD = (of_stack.embed or lm.embed).table[...]
-    x_BLD = of_stack.embedded(table_VD, tokens_BL, Context(positions_BL))
-    return stack.first_stream(of_stack.config, x_BLD, Context(positions_BL))
+    return stack.first_stream(of_stack.config, of_stack.embedded(table_VD, tokens_BL, ctx), ctx)
 
 
 @partial(jax.jit, static_argnums=0)
@@ -167,7 +177,7 @@ def _logits(model: ModelConfig, outside: dict, stream: Stream):
 
 @partial(jax.jit, static_argnums=(0, 1), static_argnames="in_turn")
 def _layer(
-    model: TokenStackConfig, name: str, params: dict, shared: dict, number, stream: Stream, source, in_turn=False
+    model: TokenStackConfig, name: str, params: dict, shared: dict, number, stream: Stream, source, read: dict, in_turn=False
 ) -> Stream:
     mixtures = {each: options.mixture for each, options in model.blocks[name].sublayers.items() if in_turn}
     patches = {
@@ -175,7 +185,7 @@ def _layer(
         for each, moe in mixtures.items()
         if moe and moe.routing == "token_choice"
     }
-    ctx = Context(_positions(stream), shared=shared, source=source).layer(number, name, Taps(patches=patches))
+    ctx = _context(stream, read, shared=shared, source=source).layer(number, name, Taps(patches=patches))
     return _bind(model, name, params)(stream, ctx)[0]
 
 
@@ -223,7 +233,7 @@ def _layer_gradient(
     """The gradient for a layer's input, and for the source (None without)."""
 
     def layer(stream: Stream, x_BSW) -> Stream:
-        return _layer(model, name, params, shared, number, stream, source and source._replace(x_BSW=x_BSW))
+        return _layer(model, name, params, shared, number, stream, source and source._replace(x_BSW=x_BSW), {})
 
     _, back = jax.vjp(layer, stream, source and source.x_BSW)
     of_stream, of_source = back(cotangent)
