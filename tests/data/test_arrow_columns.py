@@ -11,7 +11,7 @@ from xfresearch.runtime.errors import UserError
 
 MIB = 1 << 20
 TOO_MANY = r"its rows take more than [\d,]+ bytes, which is 200 times its size or more: write it as JSON lines$"
-TOO_LARGE = "after row 0, it takes more than 5 s of processor time or 128 MiB of memory: write it in smaller parts"
+TOO_LARGE = "after row 0, it takes more than 3 s of processor time or 128 MiB of memory: write it in smaller parts"
 
 
 def repeated(text: str, count: int, index=np.int32) -> pa.Array:

@@ -18,14 +18,15 @@ import numpy as np
 import xfresearch as xf
 from tests.data import made_tokenizers as made
 from tests.field import make
-from tests.fuzz.tokenizers import llama2c_tokenizer, sentence_piece, tokenizer_json, write_sentence_pieces
+from tests.fuzz import hostile
+from tests.fuzz.tokenizers import llama2c_tokenizer, sentence_piece, steps, tokenizer_json, write_sentence_pieces
 from tests.interop.edits import WEIGHTS
 from tests.tiny_runs import ROOT, make_run, tiny_model
 from xfresearch import study
 from xfresearch.checkpoints import store
 from xfresearch.data.corpus_files import read_documents
 from xfresearch.data.records import read_record, read_records
-from xfresearch.interop import llama2c
+from xfresearch.interop import chat, llama2c
 from xfresearch.interop.tensor_files import tensors_in
 from xfresearch.loading.loading import read_params, stored
 from xfresearch.run.config_files import parse
@@ -78,6 +79,11 @@ def results_of_study(file: Path) -> None:
 def documents(file: Path) -> None:
     for text in read_documents(file, "text"):
         text.decode("utf8")
+
+
+def rendered(file: Path) -> None:
+    """`file` is a chat template."""
+    assert isinstance(chat.render({file.name: file.read_bytes()}, [{"role": "user", "content": "a"}]), str)
 
 
 def requests(file: Path) -> None:
@@ -166,7 +172,7 @@ HEADER = {
     "c": {"dtype": "BF16", "shape": [2, 2, 2], "data_offsets": [32, 48]},
 }
 
-# {name: (writes the valid files into a directory, reads one of them)}
+# {name: (writes the valid files into a directory, reads one of them, makes a hostile one where damage finds none)}
 TARGETS = {
     "safetensors": (_safetensors, safetensors),
     "header of safetensors": (_file("header.json", lambda: json.dumps(HEADER).encode()), header),
@@ -192,5 +198,9 @@ TARGETS = {
     "overrides": (_file("flags", FLAGS.encode), overrides),
     "prompt": (_file("prompt", lambda: "def main(\u00e9\u4e2d):".encode()), prompt),
     "checkpoint": (_checkpoint, checkpoint),
+    "hostile parquet": (_file("a.parquet", make.CONTENT["corpora/data.parquet"]), documents, hostile.parquet_file),
+    "hostile arrow": (_file("a.arrow", make.CONTENT["corpora/data-00000-of-00001.arrow"]), documents, hostile.arrow_file),
+    "hostile templates": (_file("chat_template.jinja", b"{{ messages }}".strip), rendered, hostile.template),
+    "hostile tokenizers": (_file("tokenizer.json", lambda: made.byte_level().encode()), steps, hostile.tokenizer),
 }
 REFUSALS = (UserError, store.Corrupt, store.Stopped)

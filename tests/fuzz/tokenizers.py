@@ -21,6 +21,13 @@ def tokenizer_json(file: Path) -> None:
     _check(load_tokenizer(file))
 
 
+def steps(file: Path) -> None:
+    """Only that a text is read or refused: a normaliser may make anything of it."""
+    loaded = load_tokenizer(file)
+    for text in (TEXT, "a" * 3000, " " * 3000, "\ufdfa" * 300):
+        assert all(0 <= i < loaded.vocab_size for i in loaded.encode(text.encode()))
+
+
 def sentence_piece(file: Path) -> None:
     """Ids equal those of the reference library, which reads what we read."""
     content = file.read_bytes()

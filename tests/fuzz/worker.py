@@ -19,7 +19,7 @@ from tests.fuzz.targets import CONTROL, REFUSALS, TARGETS
 from xfresearch.runtime.terminal import one_line
 
 SECONDS = 20  # for one input; most take milliseconds
-MEMORY = 2 << 30  # bytes above those in use after the valid input was read
+MEMORY, HOSTILE = 2 << 30, 1 << 30  # bytes above those in use after the valid input was read; for an input that is made
 
 
 class TooSlow(BaseException):
@@ -31,17 +31,18 @@ def main(first: int, counts: dict[str, int]) -> None:
 
 
 def fuzz(target: str, numbers: range) -> dict:
-    make, read = TARGETS[target]
+    make, read, *hostile = TARGETS[target]
     collected = {"accepted": 0, "refused": 0, "failures": []}
     with tempfile.TemporaryDirectory() as directory:
         files = make(Path(directory))
         for file in files:
             read(file)  # the valid input
-        _limit_memory()
+        _limit_memory(HOSTILE if hostile else MEMORY)
         whole = {file: file.read_bytes() for file in files}
         for number in numbers:
             file = random.Random(number).choice(files)
-            file.write_bytes(mutate(whole[file], f"{target} {number}"))
+            seed = f"{target} {number}"
+            file.write_bytes(hostile[0](random.Random(seed)) if hostile else mutate(whole[file], seed))
             outcome, text = _outcome(lambda file=file: read(file))
             if outcome == "failures":
                 collected["failures"].append([number, text])
@@ -51,10 +52,10 @@ def fuzz(target: str, numbers: range) -> dict:
     return collected
 
 
-def _limit_memory() -> None:
+def _limit_memory(most: int) -> None:
     pages = int(Path("/proc/self/statm").read_text().split()[0])  # of the address space
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + MEMORY, hard))
+    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + most, hard))
 
 
 def _outcome(read) -> tuple[str, str]:
