@@ -13,7 +13,7 @@ from statistics import mean, median, quantiles
 
 from xfresearch import study
 from xfresearch.configs.studies import common
-from xfresearch.pages.drawing import COLOURS
+from xfresearch.pages.colours import as_file
 from xfresearch.pages.intervals import Interval, intervals
 from xfresearch.runtime.command import Parser, run
 from xfresearch.runtime.errors import UserError, nearest
@@ -121,12 +121,7 @@ def measured(page: str, before: str) -> str:
 
 def picture(name: str) -> str:
     """The differences that a study found, as an SVG file."""
-    return _coloured(report.picture(_results(name)))
-
-
-def _coloured(svg: str) -> str:
-    """An SVG file of an SVG element."""
-    return svg.replace(">", f"><style>{COLOURS}</style>", 1)
+    return as_file(report.picture(_results(name)))
 
 
 def answers() -> str:
@@ -138,7 +133,7 @@ def answers() -> str:
         difference, verdict = actual["difference"], actual["verdict"] if size else _over_rungs(outcome, arm)
         label = f"{words} vs. {BASELINES[outcome['study']['baseline']]}"
         groups[label] = [Interval("", difference["mean"], difference["low"], difference["high"], verdict)]
-    return _coloured(intervals(f"Fourteen changes: {HEADLINE_AXIS}", groups, common.MARGIN, HEADLINE_AXIS))
+    return as_file(intervals(f"Fourteen changes: {HEADLINE_AXIS}", groups, common.MARGIN, HEADLINE_AXIS))
 
 
 def _over_rungs(outcome: dict, arm: str) -> str:

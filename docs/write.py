@@ -307,12 +307,13 @@ def _facts() -> tuple[dict, str]:
 def layout_drawing(layout: str) -> str:
     """The drawing of a layout, without the options of its sublayers."""
     from xfresearch.models.block_config import BLOCKS
+    from xfresearch.pages.colours import as_file
     from xfresearch.pages.drawing import draw_block
 
     block = BLOCKS[layout]()
     if layout == "all_attention":  # it is the layout whose attention has the memory
         block = replace(block, attention=replace(block.attention, memory_slots=1))
-    return draw_block(block, words=False, standalone=True)
+    return as_file(draw_block(block, words=False))
 
 
 def question(page: str) -> str:

@@ -14,6 +14,7 @@ from xfresearch import LanguageModel, analysis, analyze
 from xfresearch.analysis.registry import ANALYSES
 from xfresearch.data.facts import Fact
 from xfresearch.data.records import Record
+from xfresearch.pages.colours import DARK, LIGHT
 from xfresearch.runtime.errors import UserError
 from xfresearch.runtime.tables import PLUS_MINUS
 
@@ -49,7 +50,7 @@ def test_it_writes_data_pictures_and_a_report(workdir, capsys):
     assert "default-src 'none'" in page and not re.findall(r'(?:src|href)="', page)
     assert page.count("<svg") == len(of_lm.pictures) and "Strongest heads" in page
     picture = (target / "picture_0.svg").read_text()
-    assert picture.startswith("<svg") and "--model:" in picture
+    assert picture.startswith("<svg") and LIGHT["model"] in picture and DARK["model"] in picture
 
 
 def test_every_step_gives_curves(workdir, capsys):

@@ -124,13 +124,6 @@ def test_generated_parts_are_up_to_date(page):
     assert (ROOT / "docs" / page).read_text() == write.PAGES[page](), "run `make docs`"
 
 
-@pytest.mark.parametrize("page", [page for page in write.PAGES if page.endswith(".svg")])
-def test_pictures_define_the_colours_that_they_use(page):
-    text = (ROOT / "docs" / page).read_text()
-    light, dark = (set(re.findall(r"(--\w+):", part)) for part in text.split("@media", 1))
-    assert set(re.findall(r"var\((--\w+)\)", text)) <= light & dark
-
-
 STUDIES = sorted((ROOT / "docs" / "data" / "studies").glob("*/results.json"))
 
 

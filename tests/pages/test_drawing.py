@@ -10,10 +10,7 @@ from docs.write import layout_drawing
 from tests.tiny_runs import tiny_config
 from xfresearch.models.block_config import BLOCKS
 from xfresearch.models.layouts import LAYOUTS
-from xfresearch.pages.charts import line_chart, with_interval
-from xfresearch.pages.drawing import COLOURS, draw_block
-from xfresearch.pages.heat_map import heat_map
-from xfresearch.pages.intervals import Interval, intervals
+from xfresearch.pages.drawing import draw_block
 
 # From the formulas in docs/models.md: norms, sums of two or three terms, skips around sublayers, factors of outputs.
 EXPECTED = {
@@ -85,15 +82,6 @@ def test_a_norm_of_kind_none_is_not_drawn():
     assert drawn(draw_block(BLOCKS["pre_norm"](norm="none"), words=False), "norm") == 0
 
 
-def test_a_file_defines_every_colour_of_its_picture():
-    svgs = [draw_block(BLOCKS[layout]()) for layout in LAYOUTS]
-    svgs.append(heat_map("a", [[0.0, 1.0], [0.5, 1.0]], "row", "column", texts=(("a", "b"), ("c", "d"))))
-    svgs.append(line_chart("a", with_interval([[0, 1.0, 0.1], [1, 2.0, 0.1]]), {"level": 1.5}))
-    svgs.append(intervals("a", {"b": [Interval(str(number), 0.0, -1.0, 1.0) for number in range(4)]}, 0.5, "loss"))
-    light, dark = (set(re.findall(r"--(\w+):", part)) for part in COLOURS.split("@media"))
-    assert set(re.findall(r"var\(--([^)]+)\)", "".join(svgs))) <= light == dark
-
-
-def test_files_have_their_own_colours():
+def test_files_have_a_dark_theme_and_elements_have_none():
     assert "prefers-color-scheme: dark" in layout_drawing("pre_norm") and "<style>" not in draw_block(BLOCKS["pre_norm"]())
     assert "memory slots" in layout_drawing("all_attention")

@@ -4,12 +4,15 @@ import re
 
 import numpy as np
 
+from xfresearch.pages.colours import LIGHT
 from xfresearch.pages.heat_map import heat_map
 
 
 def cells(svg: str) -> list[tuple]:
     """(colour, opacity, text) of each cell."""
-    return re.findall(r'fill="var\(--(\w+)\)" fill-opacity="(-?[\d.]+)" stroke[^>]*><title>([^<]*)</title>', svg)
+    found = re.findall(r'fill="(#\w+)" fill-opacity="(-?[\d.]+)" stroke[^>]*><title>([^<]*)</title>', svg)
+    names = {value: name for name, value in LIGHT.items() if not name.startswith("run")}
+    return [(names[colour], *rest) for colour, *rest in found]
 
 
 def test_cells_have_colours_from_low_to_high_and_no_value_has_no_cell():

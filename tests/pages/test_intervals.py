@@ -4,6 +4,7 @@ import re
 
 import pytest
 
+from xfresearch.pages.colours import LIGHT
 from xfresearch.pages.intervals import LETTER, MIDDLE, SIDE, Interval, intervals
 
 GROUPS = {
@@ -43,7 +44,8 @@ def test_rows_do_not_overlap():
 def test_the_row_of_the_whole_group_stands_out():
     rows = [Interval("small", 0.1, 0.0, 0.2), Interval("large", 0.3, 0.2, 0.4), Interval("both", 0.2, 0.1, 0.3, whole=True)]
     svg = intervals("a", {"b": rows}, 0.01, "loss")
-    assert re.findall(r'<circle [^>]*r="(\d)" fill="var\(--(\w+)', svg) == [("4", "run1"), ("4", "run1"), ("5", "model")]
+    usual, whole = ("4", LIGHT["run1"]), ("5", LIGHT["model"])
+    assert re.findall(r'<circle [^>]*r="(\d)" fill="(#\w+)', svg) == [usual, usual, whole]
 
 
 def test_long_names_and_words_have_room():

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from tests.tiny_runs import tiny_config
+from xfresearch.pages.colours import LIGHT
 from xfresearch.pages.html import short
 from xfresearch.training.metrics import MetricsLog
 from xfresearch.training.report import _busiest, write_report
@@ -129,7 +130,7 @@ def test_the_report_has_all_that_it_was_given(report):
     ]
     assert '<span class="prompt">def main(argv):\n</span>    &#34;&#34;&#34;Return' in html
     assert "arguments.\u2400" in html and "été?" in html and "&lt;script&gt;" in html
-    assert html.count("<svg") == 5 and "#0" + "40404" not in html and "var(--model)" in html
+    assert html.count("<svg") == 5 and f' stroke="{LIGHT["model"]}"' in html
     assert "<dt>started from</dt><dd>runs/b (run, step 200), digest 4bf9</dd>" in html
     assert "<dt>which started from</dt><dd>models/pythia (Hugging Face folder), digest 0f3a</dd>" in html
     assert html.count('<span class="prompt">') == 3 and "temperature 0.9, top-p 0.9" in html and "seed 2" in html
@@ -166,7 +167,7 @@ def test_the_chart_of_the_busiest_expert(tmp_path):
     assert _busiest({"a": [[0.5, 0.5], [1.0, 0.0]], "b": [[0.1, 0.2, 0.2, 0.5]]}) == [1, 2, 2]
     arguments = dict(machine={}, baselines={}, result={}, samples=[], commands={}, lineage=[])
     html = write_report(tmp_path, config=tiny_config(), **arguments).read_text()
-    assert html.count("<svg") == 2 and html.count("stroke: var(--training)") == 3 and "Busiest expert" in html
+    assert html.count("<svg") == 2 and html.count(f' stroke="{LIGHT["training"]}"') == 3 and "Busiest expert" in html
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import numpy as np
 from etils import epath
 
 from xfresearch.pages.charts import Curve, line_chart, with_interval
-from xfresearch.pages.drawing import COLOURS
+from xfresearch.pages.colours import as_file
 from xfresearch.pages.heat_map import heat_map
 from xfresearch.pages.html import write_page
 from xfresearch.runtime.files import inside, make_directory, write_bytes, write_json
@@ -117,12 +117,12 @@ class Result:
         return f"Result {self.name}\n{lines(parts)}"
 
     def figures(self) -> dict[str, str]:
-        """{title: SVG element} of the pictures, in the colours of the page that shows them."""
+        """{title: SVG element} of the pictures, in the colours of the light theme."""
         return {picture.title: picture.svg() for picture in self.pictures}
 
     def drawings(self) -> list[bytes]:
-        """The pictures as SVG files, with their own colours."""
-        return [visible(svg.replace(">", f"><style>{COLOURS}</style>", 1)).encode() for svg in self.figures().values()]
+        """The pictures as SVG files, with a dark theme."""
+        return [visible(as_file(svg)).encode() for svg in self.figures().values()]
 
     def report(self, path: str | os.PathLike[str]) -> None:
         """Writes one static HTML page, which loads nothing from the network."""

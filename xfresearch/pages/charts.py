@@ -1,4 +1,4 @@
-"""Line charts as SVG elements in the colours of the page that shows them."""
+"""Line charts as SVG elements in the colours of the light theme."""
 
 import io
 import re
@@ -7,25 +7,21 @@ from typing import NamedTuple
 
 import numpy as np
 
+from xfresearch.pages.colours import LIGHT, RUN_COLOURS
 from xfresearch.pages.html import short
 
-RUN_COLOURS = tuple(f"run{number}" for number in range(8))
 DASHES = ("-", "--", ":")  # of the first runs, and of those that repeat their colours
-# Charts are drawn in these placeholder colours. CSS variables of page.css.jinja then replace them, so that charts follow
-# the dark mode.
-PLACEHOLDERS = {
-    name: f"#{3 * f'{number:02x}'}"
-    for number, name in enumerate(("ink", "muted", "rule", "model", "training", *RUN_COLOURS), 1)
-}
 BAND = 0.15  # opacity
 POINTS = 300  # the most points of a curve: longer ones are averaged
+ROOT = 'stroke-linejoin="round" stroke-linecap="butt"'
+PAINT = re.compile(r"\b(fill|stroke): ([^;]*)(?:; )?")  # in a style attribute
 
 
 class Curve(NamedTuple):
     """One or several lines of one colour."""
 
     points: np.ndarray  # [points, 1 + lines]: x and the value of each line
-    colour: str  # a name of PLACEHOLDERS
+    colour: str  # a name of colours.LIGHT
     width: float = 1.0
     marked: bool = False  # a mark at each point, unless there are many
     dashes: str = "-"  # Matplotlib's name of the line's style
@@ -73,17 +69,17 @@ def line_chart(
         for curve in curves:
             marker = "o" if curve.marked and len(curve.points) <= 40 else None
             x, y = np.split(curve.points, [1], axis=1)
-            colour = PLACEHOLDERS[curve.colour]
+            colour = LIGHT[curve.colour]
             axes.plot(
                 x[:, 0], y, marker=marker, markersize=3.2, color=colour, linewidth=curve.width, linestyle=curve.dashes
             )
             if curve.half is not None:
                 ends = y[:, 0] - curve.half, y[:, 0] + curve.half
-                axes.fill_between(x[:, 0], *ends, color=PLACEHOLDERS[curve.colour], alpha=BAND, linewidth=0)
+                axes.fill_between(x[:, 0], *ends, color=colour, alpha=BAND, linewidth=0)
         for name, level in levels.items():
-            axes.axhline(level, color=PLACEHOLDERS["muted"], linewidth=0.8, dashes=(3, 3))
+            axes.axhline(level, color=LIGHT["muted"], linewidth=0.8, dashes=(3, 3))
             width = axes.get_yaxis_transform()  # x is a fraction of the width
-            axes.text(1, level, name, color=PLACEHOLDERS["muted"], fontsize=8, transform=width, ha="right", va="bottom")
+            axes.text(1, level, name, color=LIGHT["muted"], fontsize=8, transform=width, ha="right", va="bottom")
         axes.margins(x=0.02)
         axes.set_ylim(bottom=bottom, top=top)
         _style(axes)
@@ -96,14 +92,14 @@ def _add_second_axis(axes, name: str, scale: float) -> None:
     """An axis above the chart, in another unit of x."""
     above = axes.secondary_xaxis("top", functions=(lambda x: x * scale, lambda x: x / scale))
     above.spines["top"].set_visible(False)
-    above.set_xlabel(name, color=PLACEHOLDERS["muted"], fontsize=8, loc="right")
+    above.set_xlabel(name, color=LIGHT["muted"], fontsize=8, loc="right")
     _style_ticks(above, above.xaxis)
 
 
 def _style(axes) -> None:
     axes.spines[["top", "right", "left"]].set_visible(False)
-    axes.spines["bottom"].set_color(PLACEHOLDERS["rule"])
-    axes.grid(axis="y", color=PLACEHOLDERS["rule"], linewidth=0.6)
+    axes.spines["bottom"].set_color(LIGHT["rule"])
+    axes.grid(axis="y", color=LIGHT["rule"], linewidth=0.6)
     axes.set_axisbelow(True)
     _style_ticks(axes, axes.xaxis, axes.yaxis)
 
@@ -111,14 +107,14 @@ def _style(axes) -> None:
 def _style_ticks(axes, *each) -> None:
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-    axes.tick_params(length=0, labelcolor=PLACEHOLDERS["muted"], pad=4)
+    axes.tick_params(length=0, labelcolor=LIGHT["muted"], pad=4)
     for axis in each:
         axis.set_major_locator(MaxNLocator(5))
         axis.set_major_formatter(FuncFormatter(lambda value, _: short(float(value))))
 
 
 def _page_svg(figure, title: str):
-    """The figure as an SVG element, with the CSS variables of the page for its colours."""
+    """The figure as an SVG element for a page with others, with its colours as attributes, which CSS can replace."""
     from markupsafe import Markup, escape
 
     buffer = io.StringIO()
@@ -128,6 +124,12 @@ def _page_svg(figure, title: str):
     svg = buffer.getvalue()
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r' id="[\w.]+_\d+"', "", svg)  # matplotlib uses the same ids in every chart of the page
-    for name, placeholder in PLACEHOLDERS.items():
-        svg = svg.replace(placeholder, f"var(--{name})")
-    return Markup(svg.replace("<svg", f'<svg role="img" aria-label="{escape(title)}"', 1))
+    svg = re.sub(r"<style.*?</style>", "", svg, flags=re.S)  # they would hold for the whole page: ROOT says the same
+    svg = re.sub(r'style="([^"]*)"', _plain, svg)
+    return Markup(svg.replace("<svg", f'<svg role="img" aria-label="{escape(title)}" {ROOT}', 1))
+
+
+def _plain(style: re.Match) -> str:
+    """A style attribute with its colours as attributes of their own."""
+    paints = "".join(f' {paint}="{colour}"' for paint, colour in PAINT.findall(style[1]))
+    return f'style="{PAINT.sub("", style[1])}"{paints}'

@@ -11,19 +11,13 @@ from xfresearch.models.block_config import BlockConfig
 from xfresearch.models.connections.connection import ONE, Connection, Factor
 from xfresearch.models.layouts import LAYOUTS, Branch
 from xfresearch.models.norms import title
+from xfresearch.pages.colours import LIGHT
 
 BOX = 168  # width of a box
 GAP = 22  # between two things above each other
 SIDE = 28  # between two columns, and between a column and the skip beside it
 FILLS = {"mixer": "training", "cross": "training", "feed_forward": "wash", "memory": "model"}
 NAMES = {"mixer": "attention", "cross": "cross-attention", "feed_forward": "feed-forward"}
-# Of a drawing that is a file: a page that includes one defines these colours itself.
-COLOURS = """\
-svg { --ink: #1d1c1a; --muted: #6b675f; --wash: #f2efe6; --model: #b23d1c; --training: #86a3ab; --paper: #fbfaf6;
-      --rule: #dcd8cd; --run1: #2b6f96; --run2: #4d7f32; }
-@media (prefers-color-scheme: dark) {
-  svg { --ink: #ebe7de; --muted: #a09a8e; --wash: #2a2724; --model: #f0875a; --training: #6d8e98; --paper: #171614;
-        --rule: #3a3731; --run1: #6fb1d6; --run2: #93c572; } }"""
 
 
 @dataclass
@@ -42,7 +36,7 @@ class Canvas:
     def box(self, x: float, y: float, kind: str, text: str, note: str = "", width: float = BOX) -> float:
         """A box with its bottom at y, centred at x. Returns its top."""
         height = 42 if note else 26
-        style = 'fill="none" stroke="var(--muted)"' if kind == "norm" else f'fill="var(--{FILLS[kind]})"'
+        style = f'fill="none" stroke="{LIGHT["muted"]}"' if kind == "norm" else f'fill="{LIGHT[FILLS[kind]]}"'
         self.parts.append(
             f'<rect class="{kind}" x="{x - width / 2:g}" y="{-(y + height):g}" width="{width:g}" height="{height}" '
             f'rx="5" {style}/>'
@@ -56,42 +50,41 @@ class Canvas:
 
     def text(self, x: float, y: float, text: str, size: float, colour: str = "ink", anchor: str = "middle") -> None:
         where = f'x="{x:g}" y="{-y:g}" font-size="{size}" text-anchor="{anchor}"'
-        self.parts.append(f'<text {where} fill="var(--{colour})" stroke="none">{escape(text)}</text>')
+        self.parts.append(f'<text {where} fill="{LIGHT[colour]}" stroke="none">{escape(text)}</text>')
 
     def line(self, *points: tuple[float, float], kind: str = "path", arrow: bool = True, colour: str = "ink") -> None:
         path = "M" + "L".join(f"{x:g} {-y:g}" for x, y in points)
         head = f' marker-end="url(#{colour})"' if arrow else ""
-        self.parts.append(f'<path class="{kind}" d="{path}" fill="none" stroke="var(--{colour})"{head}/>')
+        self.parts.append(f'<path class="{kind}" d="{path}" fill="none" stroke="{LIGHT[colour]}"{head}/>')
         self._reach(*points)
 
     def add(self, x: float, y: float, sign: str = "+") -> float:
         """A circle with a sign, with its bottom at y. Returns its top."""
         self.parts.append(
-            f'<circle class="add" cx="{x:g}" cy="{-(y + 9):g}" r="9" fill="var(--paper)" stroke="var(--ink)"/>'
+            f'<circle class="add" cx="{x:g}" cy="{-(y + 9):g}" r="9" fill="{LIGHT["paper"]}" stroke="{LIGHT["ink"]}"/>'
         )
         self.text(x, y + 4.5, sign, 14)
         self._reach((x, y + 18))
         return y + 18
 
-    def svg(self, label: str, style: str = "") -> str:
+    def svg(self, label: str) -> str:
         left, right, top = self.left - 10, self.right + 10, self.top + 6
         width, height = right - left, top + 8
         heads = "".join(
             f'<marker id="{name}" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" '
-            f'orient="auto-start-reverse"><path d="M0 0L8 4L0 8z" fill="var(--{name})"/></marker>'
+            f'orient="auto-start-reverse"><path d="M0 0L8 4L0 8z" fill="{LIGHT[name]}"/></marker>'
             for name in ("ink", "training")
         )
         return (
             f'<svg xmlns="http://www.w3.org/2000/svg" class="block" role="img" aria-label="{escape(label)}" '
             f'width="{width:g}" height="{height:g}" viewBox="{left:g} {-top:g} {width:g} {height:g}" '
-            f'font-family="system-ui, sans-serif">{style}<defs>{heads}</defs>{"".join(self.parts)}</svg>\n'
+            f'font-family="system-ui, sans-serif"><defs>{heads}</defs>{"".join(self.parts)}</svg>\n'
         )
 
 
 
-def draw_block(block: BlockConfig, words: bool = True, standalone: bool = False) -> str:
-    """The SVG element of a resolved block. `words` adds the options of its sublayers. `standalone` is for a file, whose
-    colours follow the reader's dark mode."""
+def draw_block(block: BlockConfig, words: bool = True) -> str:
+    """The SVG element of a resolved block. `words` adds the options of its sublayers."""
     layout = LAYOUTS[block.layout]
     canvas = Canvas()
     canvas.text(0, 2, "x", 14)
@@ -105,8 +98,7 @@ def draw_block(block: BlockConfig, words: bool = True, standalone: bool = False)
     canvas.line((0, y), (0, y + GAP))
     canvas.text(0, y + GAP + 6, "y", 14)
     canvas.top += 16
-    style = f"<style>{COLOURS}</style>" if standalone else ""
-    return canvas.svg(f"A {block.layout.replace('_', '-')} block", style)
+    return canvas.svg(f"A {block.layout.replace('_', '-')} block")
 
 
 def _groups(branches: tuple[Branch, ...]) -> list[list[Branch]]:

@@ -1,9 +1,10 @@
-"""Heat maps as SVG elements in the colours of the page that shows them: a cell is more opaque for a larger value."""
+"""Heat maps as SVG elements in the colours of the light theme: a cell is more opaque for a larger value."""
 
 from html import escape
 
 import numpy as np
 
+from xfresearch.pages.colours import LIGHT
 from xfresearch.pages.html import short
 from xfresearch.runtime.terminal import visible
 
@@ -68,7 +69,7 @@ def _cells(values, size: tuple[float, float], left: float, low: float, high: flo
         colour, opacity = _colour(value, low, high)
         x, y = left + c * wide, 8 + (len(values) - 1 - r) * tall
         text = escape(f"{axes[0]} {r}, {axes[1]} {names[c] if len(names) else c}: {short(float(value))}")
-        look = f'fill="var(--{colour})" fill-opacity="{opacity:.3f}" stroke="var(--rule)" stroke-width=".4"'
+        look = f'fill="{LIGHT[colour]}" fill-opacity="{opacity:.3f}" stroke="{LIGHT["rule"]}" stroke-width=".4"'
         parts.append(f'<rect x="{x:g}" y="{y:g}" width="{wide:g}" height="{tall:g}" {look}><title>{text}</title></rect>')
         if texts is not None:
             parts.append(_label(x + wide / 2, y + tall / 2 + 3.5, _line(texts[r][c], LETTERS), "middle", ink="ink"))
@@ -76,7 +77,7 @@ def _cells(values, size: tuple[float, float], left: float, low: float, high: flo
 
 
 def _label(x: float, y: float, text: str, anchor: str, more: str = "", ink: str = "muted") -> str:
-    return f'<text x="{x:g}" y="{y:g}" text-anchor="{anchor}" fill="var(--{ink})"{more}>{escape(text)}</text>'
+    return f'<text x="{x:g}" y="{y:g}" text-anchor="{anchor}" fill="{LIGHT[ink]}"{more}>{escape(text)}</text>'
 
 
 def _upright(x: float, y: float, text: str) -> str:
@@ -102,5 +103,5 @@ def _legend(x: float, y: float, low: float, high: float) -> str:
     for number in range(steps):
         colour, opacity = _colour(low + (high - low) * number / (steps - 1), low, high)
         place = f'x="{x + number * 9:g}" y="{y:g}" width="9" height="8"'
-        parts.append(f'<rect {place} fill="var(--{colour})" fill-opacity="{opacity:.3f}"/>')
+        parts.append(f'<rect {place} fill="{LIGHT[colour]}" fill-opacity="{opacity:.3f}"/>')
     return "".join(parts) + _label(x + steps * 9 + 5, y + 7, short(high), "start")

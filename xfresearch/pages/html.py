@@ -4,6 +4,7 @@ import math
 import re
 from pathlib import Path
 
+from xfresearch.pages.colours import theme
 from xfresearch.runtime.files import write_bytes
 from xfresearch.runtime.terminal import visible
 
@@ -27,6 +28,7 @@ def page(template: Path, **values) -> bytes:
         lstrip_blocks=True,
     )
     environment.filters |= {"short": short}
+    environment.globals |= {"theme": theme()}
     return visible(environment.get_template(template.name).render(values)).encode("utf8", "replace")
 
 

@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from html import escape
 from typing import NamedTuple
 
+from xfresearch.pages.colours import LIGHT
+
 MIDDLE = 330  # width of the axis
 SIDE = 110  # the least width beside it, for the ends of its title
 LETTER = 0.57  # width of a letter of a wide sans-serif font, in sizes of the font
@@ -37,8 +39,8 @@ def intervals(title: str, groups: dict[str, list[Interval]], margin: float, unit
 
     height = sum(len(rows) * ROW + GROUP for rows in groups.values())
     parts = [
-        f'<rect x="{x(-margin):.1f}" y="0" width="{x(margin) - x(-margin):.1f}" height="{height}" fill="var(--wash)"/>',
-        f'<path d="M{x(0):.1f} 0V{height}" stroke="var(--muted)" stroke-dasharray="3 3"/>',
+        f'<rect x="{x(-margin):.1f}" y="0" width="{x(margin) - x(-margin):.1f}" height="{height}" fill="{LIGHT["wash"]}"/>',
+        f'<path d="M{x(0):.1f} 0V{height}" fill="none" stroke="{LIGHT["muted"]}" stroke-dasharray="3 3"/>',
     ]
     y = GROUP / 2
     for name, rows in groups.items():
@@ -64,8 +66,8 @@ def _width(texts: Iterable[str], size: float) -> int:
 
 
 def _row(row: Interval, y: float, x) -> str:
-    colour, width = ("var(--model)", 3) if row.whole else ("var(--run1)", 2)
-    line = f'<path d="M{x(row.low):.1f} {y:g}H{x(row.high):.1f}" stroke="{colour}" stroke-width="{width}"/>'
+    colour, width = (LIGHT["model"], 3) if row.whole else (LIGHT["run1"], 2)
+    line = f'<path d="M{x(row.low):.1f} {y:g}H{x(row.high):.1f}" fill="none" stroke="{colour}" stroke-width="{width}"/>'
     dot = f'<circle cx="{x(row.value):.1f}" cy="{y:g}" r="{width + 2}" fill="{colour}"/>'
     return line + dot
 
@@ -83,4 +85,4 @@ def _ticks(low: float, high: float) -> list[float]:
 
 def _text(x: float, y: float, text: str, anchor: str, colour: str = "muted", size: float = 11) -> str:
     where = f'x="{x:.1f}" y="{y:.1f}" font-size="{size}" text-anchor="{anchor}"'
-    return f'<text {where} fill="var(--{colour})" stroke="none">{escape(text)}</text>'
+    return f'<text {where} fill="{LIGHT[colour]}" stroke="none">{escape(text)}</text>'

@@ -5,6 +5,7 @@ import csv
 import io
 from collections.abc import Iterable, Mapping
 
+from xfresearch.pages.colours import as_file
 from xfresearch.runtime.files import remove, write_text
 from xfresearch.studies.cells import Trial
 from xfresearch.studies.design import Rung
@@ -26,7 +27,7 @@ def write_differences(folder, outcome: Mapping, picture: str) -> None:
     write_text(folder / "differences.csv", _csv(DIFFERENCE, rows))
     write_text(folder / "differences.tex", latex(outcome, rows))
     if picture:
-        write_text(folder / "differences.svg", picture)
+        write_text(folder / "differences.svg", as_file(picture))
     else:
         remove(folder / "differences.svg")
 
