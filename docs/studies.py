@@ -103,7 +103,7 @@ BASELINES = {
     **{"feed_forward": "feed-forward layers", "relu": "ReLU", "dense": "a dense layer", "attention": "attention"},
     "softmax": "softmax attention",
 }
-HEADLINE_AXIS = "bits per byte, minus those of the model after \"vs.\": less is better. Lines are 95 % intervals"
+HEADLINE_AXIS = "bits per byte more than the model after \"vs.\" has: less is better. Lines are 95 % intervals"
 
 
 def measured(page: str, before: str) -> str:
@@ -173,7 +173,7 @@ def _measured(name: str, pictured: bool, ruled: bool, basis: str) -> str:
     """Picture, rule, basis and differences of a study. Its report has the rest. ruled: a study above has the same rule."""
     outcome = _results(name)
     about = f"[all figures](../data/studies/{name}/report.md), "
-    about += f"[design](../../configs/studies/{STUDIES[name].partition(':')[0]}), [terms](../studies.md#what-is-computed)"
+    about += f"[design](../../configs/studies/{STUDIES[name].partition(':')[0]}), [words](../studies.md#words)"
     parts = [f"### {name}", f"**{outcome['study']['question']}** ({about})"]
     parts += [f"![differences]({name}.svg)"] if pictured else []
     parts += ["The rule is the same." if ruled else f"Rule: {outcome['study']['rule']}"]
