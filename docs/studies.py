@@ -195,7 +195,7 @@ def _differences(outcome: dict) -> str:
             listed = [arms.get(arm, {}) for arms in columns.values()]
             rows.append((f"`{arm}`", listed[0].get("verdict", "no verdict"), *map(_with_interval, listed)))
     first = next(iter(columns))
-    unit = f"{UNITS[study['metric']]}, minus those of `{study['baseline']}`: less is better; ± is half of the 95 % interval."
+    unit = f"{UNITS[study['metric']]} more than `{study['baseline']}` has: less is better; ± is half of the 95 % interval."
     return f"{unit.capitalize()}\n\n{in_markdown(('arm', f'verdict, {first}', *columns), rows)}"
 
 
