@@ -59,7 +59,7 @@ FIGURES = {  # in docs/data/anatomy.json
     "the same for the last word": "shared_word",
     "keys whose value predicts the token after the first trigger": "agreement",
     "positive coefficients": "active",
-    "tokens whose most likely token is that of no active value (published: 0.68)": "composed",
+    "tokens at which the layer predicts a token that no active value predicts alone (published: 0.68)": "composed",
     "changes of the most likely token to a third one, which neither stream nor layer predict": "third of changes",
     "loss in nats": "loss",
 }

@@ -7,7 +7,7 @@ the layer, y, which the layer adds to it, and the stream o after the layer:
                  key that no token activates has none
     shared, shared_2, shared_word, agreement: patterns of the triggers, each beside its rate by chance (patterns.py)
     active       mean share of the keys whose coefficient is above 0
-    composed     share of tokens at which the most likely token of y is that of no active value (the paper: at least 68 %)
+    composed     share of tokens at which y predicts a token that no active value predicts alone (the paper: at least 68 %)
     refinement   the share of tokens at which the most likely token of o is that of r (`residual`), of y (`written`), of both
                  (`both`), or a third one (`third`); `third of changes` is the share of the changes from r to o that end on a
                  third token. NaN in layouts that do not add y to r, such as those with skip gains, without skips, and
