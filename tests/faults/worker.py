@@ -166,7 +166,7 @@ def durable_step(target: Path, calls: list[Call]) -> int:
 def save_time() -> None:
     """Traces and compiles once, since every run has the same programs; tries to read again without a pause."""
     store.RETRY_SECONDS = (0,) * len(store.RETRY_SECONDS)
-    loop.shared_program = once(loop.shared_program)
+    loop.fitting_program = once(loop.fitting_program)
     report._charts = once(report._charts)
     session.draw_samples = lambda *_: []
 

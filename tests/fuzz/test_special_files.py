@@ -20,7 +20,7 @@ from xfresearch.loading.loading import load
 from xfresearch.runtime.errors import UserError
 
 # Their file is read by the test itself, or by the reference library, which waits for a pipe.
-OF_TESTS = ("header of safetensors", "overrides", "prompt", "safetensors", "tokenizer.model")
+OF_TESTS = ("header of safetensors", "hostile templates", "overrides", "prompt", "safetensors", "tokenizer.model")
 
 
 def outcome(read, path: Path, kind: str, refusals=REFUSALS) -> str:
@@ -41,7 +41,7 @@ def outcome(read, path: Path, kind: str, refusals=REFUSALS) -> str:
 
 @pytest.fixture(scope="module", params=[name for name in TARGETS if name not in OF_TESTS])
 def target(request, tmp_path_factory):
-    make, read = TARGETS[request.param]
+    make, read, *_ = TARGETS[request.param]
     return make(tmp_path_factory.mktemp("target")), read
 
 
@@ -101,7 +101,7 @@ def _data(top: Path):
     return DataConfig(cache_dir=str(top / "cache"))
 
 
-@pytest.mark.parametrize("name, kind", itertools.product(READERS, special_files.KINDS))
+@pytest.mark.parametrize("name, kind", [*itertools.product(READERS, special_files.KINDS)])
 def test_every_reader_refuses_them(folder, name, kind):
     message = outcome(lambda: READERS[name](folder), folder / name, kind, UserError)
     assert "\n" not in message and Path(name).parts[0] in message

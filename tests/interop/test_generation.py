@@ -10,6 +10,7 @@ from tests.contracts.variants import random_params
 from tests.tiny_runs import tiny_config
 from xfresearch.data.tokenizers import ByteTokenizer
 from xfresearch.harness.generating import rules_of
+from xfresearch.interop import generation
 from xfresearch.interop.generation import FILE, settings
 from xfresearch.interop.source import Source
 from xfresearch.loading.generating import way
@@ -53,6 +54,7 @@ def test_what_is_given_counts_first():
     ],
 )
 def test_settings_that_are_not_read_are_named_once(config, file, line, capsys):
+    generation._warn.cache_clear()  # another test of this process may have read the same settings
     for _ in range(2):
         settings(source(config, **file))
     assert capsys.readouterr().err == (f"warning: {FILE if file else 'config.json'}: {line}\n" if line else "")

@@ -64,7 +64,7 @@ def test_unembed_makes_logits_of_the_last_residual_stream(lm):
 def test_unembed_refuses_a_second_stream():
     lm = tiny_model(model__blocks__main__layout="resi_dual")
     values = lm.capture(TEXT, ["blocks.1.feed_forward.residual", "final"])
-    with pytest.raises(xf.UserError, match="second stream"):
+    with pytest.raises(xf.UserError, match=r"the head reads x \+ norm\(sum of all outputs\), and not x alone"):
         lm.unembed(values["blocks.1.feed_forward.residual"])
     assert relative_error(lm.unembed(values["final"], normed=True), lm(TEXT)) < TOLERANCE["float32"]
 

@@ -171,7 +171,7 @@ def test_a_mistake_in_an_arm_names_the_arm():
 @pytest.mark.parametrize(
     "line, message",
     [
-        ("study.rates = 0.01", "field 'rates' .* 0.01 is of .*, at line 4 of study.py"),
+        ("study.rates = 0.01", "rates=0.01 has the wrong type float: it must be tuple, at line 4 of study.py"),
         ("raise ValueError('boom')", "ValueError: boom, at line 4 of study.py"),
     ],
 )

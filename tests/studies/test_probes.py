@@ -29,7 +29,8 @@ def stand_in(known) -> SimpleNamespace:
             [0.0 if known(row[:at].tolist(), row[at]) else np.log(V) for at in range(1, len(row))] for row in tokens_BL
         ])
 
-    return SimpleNamespace(loss=loss, config=SimpleNamespace(vocab_size=V), run=SimpleNamespace(sequence_length=40))
+    config = SimpleNamespace(vocab_size=V, causal=True)
+    return SimpleNamespace(loss=loss, config=config, run=SimpleNamespace(sequence_length=40))
 
 
 def follows(before: list, token) -> bool:

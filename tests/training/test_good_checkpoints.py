@@ -203,7 +203,7 @@ def test_a_reader_of_every_step_leaves_out_those_that_are_deleted(run, monkeypat
     monkeypatch.setattr(evaluate.held_out, "Scorer", lambda *_: lambda *_: {})
     monkeypatch.setattr(evaluate, "metrics", lambda *_: {})
     options = type("Options", (), {"all_steps": True, "batch_size": 0, "per_document": False, "job": None})
-    data = SimpleNamespace(digest="", rows=[])
+    data = SimpleNamespace(digest="", rows=[], meta={})
     assert [each["step"] for each in evaluate.evaluate_steps(lm, run, data, options)] == [10, 20]
     assert "checkpoint 5 was deleted by the run meanwhile; skipped" in capsys.readouterr().err
     calls = iter([[5, 10, 20], [10, 20], [10, 20], [10, 20]])

@@ -88,9 +88,9 @@ def test_losses_of_two_texts_are_not_compared(run, tmp_path, monkeypatch, change
     """The loss grows with each evaluation, so that the first of one text is the best."""
     measured, seen = loop.summary, []
 
-    def growing(sums):
+    def growing(sums, meta):
         seen.append(float(len(seen)))
-        return measured(sums) | {"loss": seen[-1]}
+        return measured(sums, meta) | {"loss": seen[-1]}
 
     monkeypatch.setattr(loop, "summary", growing)
     config = replace(run[0], evaluation=replace(run[0].evaluation, every=4, final_sequences=4), steps=6)
@@ -176,7 +176,7 @@ def test_a_last_update_that_overflows_fails_the_run(run, tmp_path):
 
 def test_a_held_out_loss_that_is_not_finite_fails_the_run(run, tmp_path, monkeypatch):
     measured = loop.summary
-    monkeypatch.setattr(loop, "summary", lambda sums: measured(sums) | {"loss": float("nan")})
+    monkeypatch.setattr(loop, "summary", lambda *given: measured(*given) | {"loss": float("nan")})
     config, workdir = forked(run, tmp_path / "run", steps=8, rate=0.01, every=7), tmp_path / "run"
     assert diverged(config, workdir) == "the held-out loss after update 7 is not finite"
     assert store.published(workdir) == [3, 6]

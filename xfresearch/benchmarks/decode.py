@@ -123,7 +123,9 @@ def start(a, name: str, lm, prompts_BP, folder: Path) -> peers.Peer:
     """The process that decodes with `transformers` or with another checkout, once it has decoded for the first time."""
     require(lm.config.dtype == "float32", "model.dtype", lm.config.dtype, "float32 with --against: tokens must be equal")
     request = folder / "request.json"
-    asked = {"prompts": prompts_BP.tolist(), "tokens": a.tokens, "sampling": asdict(sampling_of(a))}
+    sampling = asdict(sampling_of(a))
+    del sampling["rules"]  # none: a checkout of before may not know them
+    asked = {"prompts": prompts_BP.tolist(), "tokens": a.tokens, "sampling": sampling}
     request.write_text(json.dumps(asked))
     exported = folder / "model"
     if name in TRANSFORMERS and a.sample:
