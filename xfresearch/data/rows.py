@@ -26,7 +26,7 @@ from xfresearch.runtime.opening import open_to_read
 
 LONGEST = 1 << 26  # bytes of a row: a file that never ends a row must not fill the memory
 _ROW = 256  # bytes that a row of parquet or arrow takes at least, as Python holds it
-_SECONDS, _PER_SECOND = 3, 1 << 22  # of processor time to decode parquet or arrow, and bytes of the file for one more
+_SECONDS, _PER_SECOND = 3, 1 << 23  # of processor time to decode parquet or arrow, and bytes of the file for one more
 _MEMORY = 1 << 29  # bytes to decode parquet or arrow, beside four times the size of the file
 _CHUNK = 1 << 20  # bytes, or characters of a JSON array
 _SHOWN = 20  # fields in a message
