@@ -1,8 +1,10 @@
 """Links at each place where a path enters: those that leave the directory are refused by name, others are read."""
 
+import hashlib
 import json
 import os
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -10,11 +12,13 @@ from typing import NamedTuple
 import pytest
 
 from tests.data import made_tokenizers as made
+from tests.interop import test_llama2c as llama2c
 from tests.special_files import at_most
 from tests.tiny_runs import tiny_model
 from xfresearch.config.objectives import Seq2Seq
 from xfresearch.config.options import DataConfig
 from xfresearch.data.corpora import open_corpus
+from xfresearch.data.download import Published
 from xfresearch.data.facts import facts_of
 from xfresearch.data.tokenizers import load_tokenizer
 from xfresearch.harness.tasks import check_data, split_names
@@ -26,7 +30,7 @@ class Place(NamedTuple):
     """A directory `folder` with a file `name` that is read."""
 
     name: str
-    content: str  # of a model's config '': that of the model
+    content: str | bytes  # of a model's config '': that of the model
     read: Callable[[Path], object]
     others: dict[str, str] = {}
 
@@ -41,6 +45,16 @@ def pairs(folder: Path) -> list:
     return list(open_corpus(str(folder), data).pairs("train"))
 
 
+def model_of_llama2c(folder: Path):
+    """Loads a model whose tokenizer is beside it."""
+    made_in = folder.parent / "made"
+    made_in.mkdir()
+    llama2c.write(made_in / "model.bin", *llama2c.random_model(tied=True), version=0)
+    shutil.copy(made_in / "model.bin", folder)
+    return load(folder / "model.bin")
+
+
+OWN = Published("own", "https://example.org/own.zip", "own.txt", f"sha256:{hashlib.sha256(b'private').hexdigest()}")
 FACTS = {"name": "a", "prompt_templates": ["{} is"], "samples": [{"subject": "b", "object": "c"}]}
 ITEM = {"query": "a", "choices": ["b", "c"], "gold": 0}
 GPT2 = {"vocab.json": json.dumps({character: i for i, character in enumerate("abc")} | {"ab": 3})}
@@ -56,6 +70,8 @@ PLACES = {
         "piqa.jsonl", json.dumps(ITEM), lambda folder: check_data(*split_names("piqa", str(folder)), str(folder))
     ),
     "a file of a model": Place("config.json", "", load),
+    "manual_dir": Place("own.txt", "private", lambda folder: OWN.read(str(folder), folder)),
+    "the tokenizer of llama2.c": Place("tok300.bin", llama2c.tokenizer(300), model_of_llama2c),
 }
 LEAVE = ("outside", "directory", "relative", "chain")
 NOWHERE = ("loop", "dangling")
@@ -72,7 +88,8 @@ def place(request, tmp_path) -> tuple[Place, Path]:
         (folder / chosen.name).unlink()
     for other in (tmp_path / "private", folder / ".kept"):
         other.mkdir(parents=True)
-        (other / chosen.name).write_text(chosen.content)
+        content = chosen.content
+        (other / chosen.name).write_bytes(content if isinstance(content, bytes) else content.encode())
     for name, content in chosen.others.items():
         (folder / name).write_text(content)
     return chosen, folder

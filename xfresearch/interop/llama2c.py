@@ -10,6 +10,7 @@ ours rotates (i, i + K/2), so import reorders their dimensions. The tokenizer is
 """
 
 import math
+import os
 import struct
 from pathlib import Path
 from typing import NamedTuple
@@ -77,7 +78,7 @@ def read_header(path: Path) -> tuple[Layout, Config]:
     layout = read_layout(path)
     h = layout.header
     names = (f"tok{h['vocab_size']}.bin", "tokenizer.bin")
-    tokenizer = next((str(inside(path.parent, name)) for name in names if path.with_name(name).is_file()), None)
+    tokenizer = next((str(inside(path.parent, name)) for name in names if os.path.lexists(path.with_name(name))), None)
     if tokenizer is None:
         raise UserError(f"{path}: tokenizer not found: neither {names[0]} nor {names[1]} is in its directory")
     attention = SoftmaxConfig(heads=h["n_heads"], kv_heads=h["n_kv_heads"], position="rope")
