@@ -5,7 +5,7 @@ brody_majority:scale           only the scaling of LayerNorm, x / rms(x)
 brody_majority:project         only its projection, x - mean(x)
 brody_majority:tiny            an easier task and a wider model, runs in less than a minute on two cores
 
-The arms differ only in this norm. In the published code the scaling arm also divides its inputs by 8. docs/majority.md
+The arms differ only in this norm. In the published code the scaling arm also divides its inputs by 8. docs/playground.md
 has the task and the results.
 """
 

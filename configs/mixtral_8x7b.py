@@ -22,7 +22,7 @@ def get_config(size: str = "full"):
         block.attention.kv_heads = block.attention.heads // 4
         block.feed_forward.hidden = model.width * 7 // 2
         config.sequence_length = 4096 if size == "full" else 1024
-    if size == "full":  # as in docs/scale.md
+    if size == "full":  # as in docs/plan.md
         config.batch_size, config.training.remat = 1024, "full"
         config.mesh.data, config.mesh.fsdp = 1, -1
     if size == "3m":

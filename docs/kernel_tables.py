@@ -6,11 +6,11 @@ from xfresearch.runtime import xla_flags
 DEFAULTS_TITLE = """# What `auto` chooses
 
 The first line that applies and supports the model (`xfresearch/kernels/defaults.py`). What each kernel supports:
-[kernels](../../kernels.md).
+[kernels](../../sharding.md).
 """
 FLAGS_TITLE = """# Flags of XLA and NCCL
 
-How they are set, and how you set others: [kernels](../../kernels.md#flags-of-xla-and-nccl). None was measured here, as no
+How they are set, and how you set others: [kernels](../../sharding.md#flags-of-xla-and-nccl). None was measured here, as no
 machine with several accelerators was at hand.
 
 | variable | flag | where | what for | source |

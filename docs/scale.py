@@ -1,4 +1,4 @@
-"""Makes the tables of docs/scale.md from the plans of `python -m xfresearch.planning.named`."""
+"""Makes the tables of docs/plan.md from the plans of `python -m xfresearch.planning.named`."""
 
 from xfresearch.planning.report import PEAK
 

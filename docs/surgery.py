@@ -1,21 +1,13 @@
-"""python -m docs.surgery [--only WORD,...] [--json FILE]
-python -m docs.surgery --billion
-python -m docs.surgery --decode
+"""python -m docs.surgery billion|decode: what conversions cost and buy, for docs/data/tables/converted.md.
 
-Applies every conversion (xfresearch/surgery/) to every named config at :tiny, with random parameters, and records its
-certificate or its refusal. docs/surgery.md has the table. A pair is skipped if the output file has it from the same code of
-xfresearch/surgery/, so an interrupted run continues.
-
---billion converts a model of a billion parameters with merge_query_key, and records seconds and the peak of memory.
---decode records the speed of decoding before and after conversions, on models of 100 million random parameters.
+billion converts a model of a billion parameters with merge_query_key, and records seconds and the peak of memory.
+decode records the speed of decoding before and after conversions, on models of 100 million random parameters.
 """
 
-import hashlib
 import json
 import resource
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import jax
@@ -25,12 +17,6 @@ from xfresearch.runtime.command import Parser, run
 
 HERE = Path(__file__).parent
 SEED = 0
-
-
-def configs() -> list[str]:
-    """The --config arguments of the named configs that have a tiny size."""
-    files = sorted(path for path in Path("configs").glob("*.py") if "def get_config" in path.read_text())
-    return [f"configs/{file.name}:tiny" for file in files if ":tiny" in file.read_text()]
 
 
 def rough_model(name: str, overrides: list[str] = ()):
@@ -55,83 +41,6 @@ def rough_model(name: str, overrides: list[str] = ()):
         scale = 0.1 if leaf.size < 2**20 else leaf.std()
         leaves[index] = leaf + scale * jax.random.normal(key, leaf.shape, leaf.dtype)
     return LanguageModel(config.model, structure.unflatten(leaves), tokenizer, config)
-
-
-def cases() -> dict[str, Callable]:
-    """{title: (conversion, its options) of a model}: every conversion with its defaults, and some with options."""
-    from xfresearch.surgery import CONVERSIONS
-
-    def fixed(name: str, **options) -> Callable:
-        return lambda lm: (name, options)
-
-    by_name = {name: fixed(name) for name in CONVERSIONS if name != "widen"}  # it has no default
-    for name, option, value in (
-        ("absorb_value_output", "gauge", "balanced"),
-        ("fold_norm,centre", "width", "less_one"),
-        ("feed_forward_to_memory", "form", "softmax"),
-    ):
-        by_name[f"{name} --{option} {value}"] = fixed(name, **{option: value})
-    for option in ("heads", "hidden", "slots"):
-        by_name[f"widen --{option}"] = lambda lm, option=option: ("widen", {option: 2 * sizes(lm)[option] or 1})
-    return dict(sorted(by_name.items()))
-
-
-def sizes(lm) -> dict[str, int]:
-    """The numbers of heads, hidden units and slots of the first block, 0 without."""
-    block = next(iter(lm.config.blocks.values()))
-    sublayers = block.sublayers.values()
-    return {name: max(getattr(each, name, 0) for each in sublayers) for name in ("heads", "hidden", "slots")}
-
-
-def outcome(lm, name: str, options: dict) -> dict:
-    """The certificate of a conversion in short, or the reason of the refusal."""
-    from xfresearch import surgery
-
-    try:
-        _, result = surgery.convert(lm, surgery.chain(name, options=options))
-    except surgery.Refused as refused:
-        return {"refused": str(refused).removeprefix(f"{name}: ")}
-    return {
-        "relative": result.relative,
-        "control": min(result.controls.values()),
-        "gradient": result.gradient,
-        "approximate": result.approximate,
-        "condition": max(result.figures.values(), default=None),
-    }
-
-
-def code() -> str:
-    """A digest of the code of the conversions."""
-    files = sorted((HERE.parent / "xfresearch" / "surgery").glob("*.py"))
-    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
-
-
-def measure(output: str, only: list[str]) -> None:
-    """Writes the outcome of every pair to `output`, after each one."""
-    from tqdm import tqdm
-
-    from xfresearch.runtime.files import write_rows
-    from xfresearch.runtime.hardware import environment
-
-    path = Path(output)
-    rows = json.loads(path.read_text())["rows"] if path.exists() else {}
-    converted = cases()
-    pairs = [(config, title) for config in configs() for title in converted]
-    pairs = [pair for pair in pairs if not only or any(word in " ".join(pair) for word in only)]
-    version = code()
-    models: dict = {}
-    with tqdm(pairs, unit="pair", disable=None) as bar:
-        for config, title in bar:
-            bar.set_postfix_str(f"{title} {config}")
-            old = rows.get(config, {})
-            outcomes = old.get("outcomes", {}) if old.get("code") == version else {}
-            if title not in outcomes:
-                if config not in models:
-                    jax.clear_caches()  # hundreds of programs would fill the memory
-                    models = {config: rough_model(config)}
-                outcomes |= {title: outcome(models[config], *converted[title](models[config]))}
-                rows[config] = {"code": version, "outcomes": outcomes} | environment()
-                write_rows(output, rows)
 
 
 def billion(output: str) -> None:
@@ -218,50 +127,14 @@ def decoded(lm, chains: tuple[str, ...]) -> list[dict]:
     return [row | {"model": Path(row["model"]).name} for row in rows]
 
 
-def table(rows: dict) -> str:
-    """The outcomes in Markdown: for each conversion, the configs with the same verdict in one row."""
-    text = ""
-    for name in cases():
-        collected: dict[str, dict] = {}
-        for config, row in rows.items():
-            outcome = row["outcomes"][name]
-            short = config.split("/")[1].removesuffix(".py:tiny")
-            collected.setdefault(_verdict(outcome), {})[short] = outcome
-        names = {verdict: ", ".join(f"`{each}`" for each in of) for verdict, of in collected.items()}
-        lines = "".join(f"| {names[verdict]} | {_cell(verdict, of)} |\n" for verdict, of in collected.items())
-        text += f"### {name}\n\n| configs | outcome |\n|---|---|\n{lines}\n"
-    return text.rstrip() + "\n"
-
-
-def _verdict(outcome: dict) -> str:
-    if "refused" in outcome:
-        return "refused: " + outcome["refused"].replace("|", "\\|")
-    return "approximate" if outcome["approximate"] else "exact"
-
-
-def _cell(verdict: str, outcomes: dict) -> str:
-    """The verdict, with the largest difference of the models and the smallest of their controls."""
-    if verdict.startswith("refused"):
-        return verdict
-    largest = max(outcome["relative"] for outcome in outcomes.values())
-    control = min(outcome["control"] for outcome in outcomes.values())
-    return f"{verdict}: at most {largest:.0e}, controls at least {control:.0e}"
+MEASUREMENTS = {"billion": billion, "decode": decode}
 
 
 def main(arguments) -> None:
     parser = Parser(prog="python -m docs.surgery", description=__doc__)
-    parser.add_argument("--only", type=lambda text: text.split(","), default=[], help="parts of names to select")
-    parser.add_argument("--json", default=str(HERE / "data" / "surgery.json"), metavar="FILE", help="output")
-    parser.add_argument("--billion", action="store_true", help="measure a model of a billion parameters instead")
-    parser.add_argument("--decode", action="store_true", help="measure decoding instead")
-    options = parser.parse_args(arguments)
-    if options.decode:
-        decode(str(HERE / "data" / "surgery_decode.json"))
-        return
-    if options.billion:
-        billion(str(HERE / "data" / "surgery_billion.json"))
-        return
-    measure(options.json, options.only)
+    parser.add_argument("measurement", choices=MEASUREMENTS)
+    name = parser.parse_args(arguments).measurement
+    MEASUREMENTS[name](str(HERE / "data" / f"surgery_{name}.json"))
 
 
 if __name__ == "__main__":

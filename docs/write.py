@@ -52,7 +52,6 @@ decode with. The ratio is the speed relative to the model before, the median ove
 
 """
 MODELS_TITLE = "# Memories and lens of two trained models\n\nWhat they are: [analyses](../../anatomy.md#memories).\n\n"
-APPLIES_TITLE = "# Which analysis applies to which config\n\n"
 FIGURES = {  # in docs/data/anatomy.json
     "triggers whose last token two others of their key have too": "shared",
     "the same for the last two tokens": "shared_2",
@@ -64,7 +63,6 @@ FIGURES = {  # in docs/data/anatomy.json
     "loss in nats": "loss",
 }
 GOALS = "## On a GPU, beside the goals\n\n"
-OUTCOMES_TITLE = "# Every conversion on every named config\n\n"
 
 
 def _before(page: str, section: str) -> str:
@@ -156,11 +154,11 @@ def _description_and_source(file: Path) -> tuple[str, str]:
 
 
 def scale() -> str:
-    """docs/scale.md with the tables of docs/data/scale.json."""
+    """docs/plan.md with the tables of docs/data/scale.json."""
     from docs.scale import tables
 
     rows = json.loads((HERE / "data" / "scale.json").read_text())["rows"]
-    return _before("scale.md", PLANS) + PLANS + tables(rows)
+    return _before("plan.md", PLANS) + PLANS + tables(rows)
 
 
 def every_plan() -> str:
@@ -169,7 +167,8 @@ def every_plan() -> str:
 
     rows = json.loads((HERE / "data" / "scale.json").read_text())["rows"]
     listed = [row for row in rows.values() if row["group"] == EVERY]
-    return f"# {TITLES[EVERY]}\n\n{about(listed)} What the columns mean: [named plans](../../scale.md).\n\n{plans(listed)}"
+    meaning = "What the columns mean: [named plans](../../plan.md#the-plans)."
+    return f"# {TITLES[EVERY]}\n\n{about(listed)} {meaning}\n\n{plans(listed)}"
 
 
 def converted() -> str:
@@ -181,21 +180,6 @@ def converted() -> str:
     return f"{CONVERTED_TITLE}{head}{lines}\n{_cost_of_a_billion()}\n{_decoding()}"
 
 
-def outcomes() -> str:
-    """docs/data/tables/conversions.md: the outcomes of docs/data/surgery.json."""
-    from docs.surgery import table
-
-    rows = json.loads((HERE / "data" / "surgery.json").read_text())["rows"]
-    where = f"at commit {_distinct(rows, 'commit')} on {_distinct(rows, 'machine', 'cpu')}"
-    measure = (
-        "Differences are in float64, relative to the\nlargest logit, on text and random tokens. "
-        "A certificate divides by the spread of each token's logits,\nand so its differences are a few times as large. "
-        "Since then `upcycle` takes biases,\nwhich it refused in four of the configs."
-    )
-    about = f"`python -m docs.surgery` on {_distinct(rows, 'date')} {where}. {measure}\n\n"
-    return f"{OUTCOMES_TITLE}{about}{table(rows)}"
-
-
 def _cost_of_a_billion() -> str:
     """The section about a large model, of docs/data/surgery_billion.json."""
     written = json.loads((HERE / "data" / "surgery_billion.json").read_text())
@@ -203,7 +187,7 @@ def _cost_of_a_billion() -> str:
     before, after = (f"{size / 1e9:.1f} GB" for size in written["bytes"])
     loaded, peak = (f"{size / 1e9:.1f} GB" for size in written["peak_bytes"])
     text = (
-        f"`python -m docs.surgery --billion` {_where(written)}: `merge_query_key` on a GPT-2 with {first} parameters "
+        f"`python -m docs.surgery billion` {_where(written)}: `merge_query_key` on a GPT-2 with {first} parameters "
         f"({before}) makes one with {last} ({after}), with its certificate, in {written['seconds'] / 60:.1f} minutes. The "
         f"peak of memory was {loaded} until the model was loaded, and {peak} in all. Layers are converted and compared one "
         "at a time, and the result is held beside the original. The logits differ by "
@@ -221,7 +205,7 @@ def _decoding() -> str:
             name = "-" if row["model"] == "before" else f"`{row['model']}`"
             text += f"| {model} | {name} | {row['tokens/s']:.1f} | {row['ratio']:.2f} | {row['parameters']:,} "
             text += f"| {row['cache bytes per token']:,} |\n"
-    return f"{DECODING_TITLE}`python -m docs.surgery --decode` {_where(written)}.\n\n{text}"
+    return f"{DECODING_TITLE}`python -m docs.surgery decode` {_where(written)}.\n\n{text}"
 
 
 def _where(environment: dict) -> str:
@@ -240,20 +224,6 @@ def _listed(allowed: tuple) -> str:
 def memories() -> str:
     """docs/data/tables/memories.md: the pictures and figures of docs/data/anatomy.json."""
     return f"{MODELS_TITLE}{_memories_and_lens()}"
-
-
-def applies() -> str:
-    """docs/data/tables/analyses.md: the analyses that apply to each config."""
-    from xfresearch.analysis.registry import ANALYSES
-    from xfresearch.run.config_files import parse
-
-    lines = ["| config |" + "".join(f" {name} |" for name in ANALYSES) + "\n", "|---" * (len(ANALYSES) + 1) + "|\n"]
-    for file in sorted((HERE.parent / "configs").glob("*.py")):
-        if "def get_config(" in file.read_text():
-            model = parse(["--config", f"{file}:tiny"]).model
-            cells = [each.applies(model) or "yes" for each in ANALYSES.values()]
-            lines.append(f"| {file.stem} |" + "".join(f" {cell} |" for cell in cells) + "\n")
-    return f"{APPLIES_TITLE}{''.join(lines)}"
 
 
 def _memories_and_lens() -> str:
@@ -329,11 +299,11 @@ def performance() -> str:
 
 PAGES = {
     "performance.md": performance,
-    "scale.md": scale,
+    "plan.md": scale,
 }
 # Tables that pages link to, and that are too long to be read with them.
-PAGES |= {"data/tables/keys.md": keys, "data/tables/variants.md": variants, "data/tables/conversions.md": outcomes}
-PAGES |= {"data/tables/memories.md": memories, "data/tables/plans.md": every_plan, "data/tables/analyses.md": applies}
+PAGES |= {"data/tables/keys.md": keys, "data/tables/variants.md": variants}
+PAGES |= {"data/tables/memories.md": memories, "data/tables/plans.md": every_plan}
 PAGES |= {"data/tables/edits.md": edits, "data/tables/runs.md": of_studies}
 PAGES |= {"data/tables/measurements.md": measured.measurements, "data/tables/flags.md": kernel_tables.flags}
 PAGES |= {"data/tables/kernels.md": kernel_tables.defaults, "data/tables/converted.md": converted}

@@ -23,7 +23,7 @@ FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.M | re.S)
 BY_HAND = "make "  # not run here: this test is part of `make test`
 # Pages with commands that other tests run daily in a like form. These are tested under `long`.
 SLOW = ("anatomy.md", "compare.md", "configuration.md", "data.md", "editing.md", "finetune.md", "inside.md", "interop.md")
-SLOW += ("launch.md", "majority.md", "plan.md", "processes.md", "recipes.md", "sharding.md", "studies.md", "surgery.md")
+SLOW += ("launch.md", "plan.md", "recipes.md", "sharding.md", "studies.md", "surgery.md")
 SLOW += ("objectives.md", "playground.md", "python.md", "training.md", "w_o.md", "w_q.md")
 # Runs that pages use: their configs.
 RUNS = {"runs/a": "all_attention", "runs/quickstart": "quickstart", "runs/facts": "facts"}

@@ -57,8 +57,8 @@ def _alpha(study):
 
 
 def _majority(study):
-    """One layer of width 8 (docs/majority.md). Only the norm before attention differs, as in the paper. Norms that leave out
-    both halves were added when the other arms had ended."""
+    """One layer of width 8 (docs/playground.md). Only the norm before attention differs, as in the paper. Norms that leave
+    out both halves were added when the other arms had ended."""
     study.question = "What do LayerNorm's projection and scaling each do in the Majority task?"
     study.rule = RULE.format(where="all sizes")
     study.base, study.options = "brody_majority", ("steps=500", "checkpoint.every=500", "evaluation.every=25")

@@ -96,16 +96,16 @@ class TrainingConfig:
         decides="execution",
     )
     layers: Literal["auto", "scan", "unroll"] = option(
-        "auto", "how layers are compiled; auto: the fastest on the device (docs/kernels.md)", decides="execution"
+        "auto", "how layers are compiled; auto: the fastest on the device (docs/sharding.md)", decides="execution"
     )
     loss_rows: int = option(
-        0, "tokens whose logits the loss computes at a time; 0: by the device (docs/kernels.md)", low=0, decides="execution"
+        0, "tokens whose logits the loss computes at a time; 0: by the device (docs/sharding.md)", low=0, decides="execution"
     )
     attention_kernel: Literal[
         "auto", "plain", "blocked", "banded", "chunked", "splash", "cudnn", "tokamax", "ring"
     ] = option(
         "auto",
-        "implementation of attention (docs/kernels.md); auto: the fastest one that supports the platform and the model",
+        "implementation of attention (docs/sharding.md); auto: the fastest one that supports the platform and the model",
         decides="execution",
     )
     expert_kernel: Literal["auto", "ragged", "blocked", "megablox", "tokamax"] = option(

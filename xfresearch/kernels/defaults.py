@@ -1,7 +1,7 @@
 """What `auto` chooses on each device, and the measurement that it rests on.
 
 The choice is the first line of a table that applies and whose kernel supports the call. Whether a kernel supports a call is
-not decided here but beside the kernels (`REFUSALS` in attention.py and grouped_matmul.py). docs/kernels.md shows these
+not decided here but beside the kernels (`REFUSALS` in attention.py and grouped_matmul.py). docs/sharding.md shows these
 tables (python -m docs.write).
 """
 

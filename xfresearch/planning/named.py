@@ -1,6 +1,6 @@
 """python -m xfresearch.planning.named --json docs/data/scale.json
 
-Compiles the named plans of docs/scale.md, one at a time, each in a separate process, and writes each result as soon as
+Compiles the named plans of docs/plan.md, one at a time, each in a separate process, and writes each result as soon as
 it is ready. Plans that are already in the file are skipped (--again compiles them too). Needs libtpu (make libtpu), and
 takes hours on two cores.
 """

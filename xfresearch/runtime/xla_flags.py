@@ -1,7 +1,7 @@
 """Flags of XLA and NCCL for the accelerators of this machine: the one table of them, set before JAX starts.
 
 What the user has set in XLA_FLAGS, LIBTPU_INIT_ARGS or a variable of NCCL stays. A flag that the installed jaxlib or libtpu
-does not have is left out with a warning: XLA would abort. docs/kernels.md shows the table (python -m docs.write).
+does not have is left out with a warning: XLA would abort. docs/sharding.md shows the table (python -m docs.write).
 """
 
 import importlib.util

@@ -87,7 +87,7 @@ def test_data_depend_on_the_seed_and_are_reproducible():
 
 
 def test_data_are_those_measured_in_the_docs():
-    """A new version of Python or NumPy may change its generator. Then docs/majority.md measured other data."""
+    """A new version of Python or NumPy may change its generator. Then docs/playground.md measured other data."""
     (tokens_NL, _), _ = both(Majority(samples=400), 50)
     assert hashlib.sha256(np.ascontiguousarray(tokens_NL, "<i4").tobytes()).hexdigest()[:16] == "6e8e0d97ca9090fe"
 
