@@ -10,7 +10,7 @@ from itertools import zip_longest
 from pathlib import Path
 from textwrap import wrap
 
-from xfresearch.config import shipped
+from xfresearch.options import shipped
 from xfresearch.runtime import command
 from xfresearch.runtime.errors import UserError
 from xfresearch.runtime.files import write_text

@@ -1,6 +1,6 @@
 """Settings that the named configs share: data, batch, steps and optimizer for each size."""
 
-from xfresearch.run.config_files import default_config
+from xfresearch.run_config.config_files import default_config
 from xfresearch.runtime.errors import UserError, nearest
 
 SIZES = ("full", "3m", "tiny")

@@ -10,8 +10,8 @@ As in the authors' code, only the first layer has a W_V, which starts as the ide
 The first layer follows `main`: overrides of `main` apply to it too, overrides of `first` to it alone.
 """
 
-from xfresearch.config.groups import follow
 from xfresearch.configs import common
+from xfresearch.options.groups import follow
 
 
 def get_config(size: str = "full"):

@@ -1,7 +1,7 @@
 """What the configs with an encoder and a decoder share: both stacks of one size, with the same kinds of sublayers."""
 
 from xfresearch.configs import common
-from xfresearch.run.config_files import default_encoder
+from xfresearch.run_config.config_files import default_encoder
 
 
 def base(size: str, sizes: tuple[str, ...], tiny: tuple[str, ...] = ("tiny",)):

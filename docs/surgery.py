@@ -25,8 +25,8 @@ def rough_model(name: str, overrides: list[str] = ()):
     from xfresearch.data.tokenizers import tokenizer_for
     from xfresearch.loading.language_model import LanguageModel
     from xfresearch.models import transformer
-    from xfresearch.run.config_files import parse
-    from xfresearch.run.resolving import with_vocabulary
+    from xfresearch.run_config.config_files import parse
+    from xfresearch.run_config.resolving import with_vocabulary
 
     config = parse(["--config", name, *overrides])
     labelled = trains_on_labels(config.data)
@@ -46,7 +46,7 @@ def rough_model(name: str, overrides: list[str] = ()):
 def billion(output: str) -> None:
     """Writes the seconds and the peak of memory of merge_query_key on a GPT-2 with a billion parameters."""
     from xfresearch import surgery
-    from xfresearch.run.closed_form import costs
+    from xfresearch.run_config.closed_form import costs
     from xfresearch.runtime.files import write_json
     from xfresearch.runtime.hardware import environment
 

@@ -10,9 +10,9 @@ from pathlib import Path
 from docs import kernel_tables, studies
 from docs import performance as measured
 from xfresearch.models.layouts import LAYOUTS
-from xfresearch.run import known_keys
-from xfresearch.run.config import Config
-from xfresearch.run.describing import describe
+from xfresearch.run_config import known_keys
+from xfresearch.run_config.config import Config
+from xfresearch.run_config.describing import describe
 from xfresearch.runtime.command import run
 
 HERE = Path(__file__).parent
@@ -115,8 +115,8 @@ def variant_names() -> list[str]:
 
 def _row(name: str) -> str:
     from xfresearch.configs.variants import VARIANTS
-    from xfresearch.run.closed_form import costs
-    from xfresearch.run.config_files import parse
+    from xfresearch.run_config.closed_form import costs
+    from xfresearch.run_config.config_files import parse
 
     file, _, argument = name.partition(":")
     config = parse(["--config", name])
@@ -307,7 +307,7 @@ PAGES |= {"data/tables/memories.md": memories, "data/tables/plans.md": every_pla
 PAGES |= {"data/tables/edits.md": edits, "data/tables/runs.md": of_studies}
 PAGES |= {"data/tables/measurements.md": measured.measurements, "data/tables/flags.md": kernel_tables.flags}
 PAGES |= {"data/tables/kernels.md": kernel_tables.defaults, "data/tables/converted.md": converted}
-PAGES |= {"../xfresearch/run/keys.json": lambda: json.dumps(known_keys.tree_of(Config()), indent=1) + "\n"}
+PAGES |= {"../xfresearch/run_config/keys.json": lambda: json.dumps(known_keys.tree_of(Config()), indent=1) + "\n"}
 PAGES |= {f"questions/{page}.md": partial(question, page) for page in studies.ANSWERS}
 PAGES |= {"questions/answers.svg": studies.answers}
 PAGES |= {f"questions/{name}.svg": partial(studies.picture, name) for name in studies.pictures()}

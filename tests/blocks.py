@@ -1,7 +1,7 @@
 """Makes blocks for tests from plain mappings."""
 
-from xfresearch.config.reading import from_dict
 from xfresearch.models.block_config import BLOCKS, BlockConfig
+from xfresearch.options.reading import from_dict
 
 
 def block(layout: str = "pre_norm", **options) -> BlockConfig:

@@ -56,7 +56,7 @@ def plain_path(path: str) -> str:
 
 def is_set(model, path: str) -> bool:
     """Whether the option differs from its default. A kind in brackets must be the sublayer's kind."""
-    from xfresearch.config.fields import leaves
+    from xfresearch.options.fields import leaves
 
     kind = re.search(r"\[(\w+)\]", path)
     by_name = {leaf.path: leaf for leaf in leaves(model)}

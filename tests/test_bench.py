@@ -9,7 +9,7 @@ from tests.tiny_runs import make_run
 from xfresearch import bench
 from xfresearch.benchmarks import device_rates, equal_flops, flags, operations, save, side_by_side
 from xfresearch.data import pipeline
-from xfresearch.run.closed_form import costs
+from xfresearch.run_config.closed_form import costs
 from xfresearch.runtime.errors import UserError
 
 ROOT = Path(__file__).parent.parent

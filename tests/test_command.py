@@ -12,11 +12,11 @@ import pytest
 from tests.cpu_time import cpu_seconds
 from tests.test_config import MISTAKES
 from xfresearch import __main__, __version__, bench, convert
-from xfresearch.config import shipped
-from xfresearch.config.other_names import OTHER_NAMES
-from xfresearch.run import known_keys
-from xfresearch.run.config import Config
-from xfresearch.run.config_files import parse
+from xfresearch.options import shipped
+from xfresearch.options.other_names import OTHER_NAMES
+from xfresearch.run_config import known_keys
+from xfresearch.run_config.config import Config
+from xfresearch.run_config.config_files import parse
 from xfresearch.runtime import command
 from xfresearch.runtime.errors import UserError
 

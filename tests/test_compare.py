@@ -28,7 +28,7 @@ from xfresearch.evaluation.losses import Scores, Text, Window
 from xfresearch.loading import loading
 from xfresearch.loading.language_model import LanguageModel
 from xfresearch.pages.colours import LIGHT
-from xfresearch.run.closed_form import costs
+from xfresearch.run_config.closed_form import costs
 from xfresearch.runtime import command
 from xfresearch.runtime.errors import UserError
 from xfresearch.runtime.files import write_json

@@ -6,16 +6,19 @@ from pathlib import Path
 
 import pytest
 
-from xfresearch.config import shipped
-from xfresearch.config.comparing import RESULT, differences, fingerprint, flat
-from xfresearch.config.fields import change, leaves
-from xfresearch.config.reading import from_dict, to_json
 from xfresearch.configs.variants import VARIANTS
-from xfresearch.run.config import Config
-from xfresearch.run.config_files import default_config, parse, read_json
-from xfresearch.run.describing import describe
-from xfresearch.run.resolving import resolve
+from xfresearch.options import shipped
+from xfresearch.options.comparing import RESULT, differences, fingerprint, flat
+from xfresearch.options.fields import change, leaves
+from xfresearch.options.reading import from_dict, to_json
+from xfresearch.run_config.config import Config
+from xfresearch.run_config.config_files import default_config, parse, read_json
+from xfresearch.run_config.describing import describe
+from xfresearch.run_config.resolving import resolve
 from xfresearch.runtime.errors import UserError
+
+IMPORT = "from xfresearch.run_config.config_files import default_config"
+MINE = (IMPORT, "def get_config():", " config = default_config()")
 
 ROOT = Path(__file__).parent.parent
 GPT2 = "--config=configs/gpt2.py:tiny"
@@ -122,8 +125,7 @@ def test_an_error_for_a_wrong_file_or_size_lists_the_valid_ones(file, words):
     [("learning_rate", "optimizer.learning_rate"), ("model.heads", "model.blocks.main.attention.heads")],
 )
 def test_a_missing_prefix_in_a_config_file_is_found(tmp_path, key, full):
-    lines = ["from xfresearch.run.config_files import default_config", "def get_config():", "    config = default_config()"]
-    (tmp_path / "mine.py").write_text("\n".join([*lines, f"    config.{key} = 4", "    return config", ""]))
+    (tmp_path / "mine.py").write_text("\n".join([*MINE, f" config.{key} = 4", " return config", ""]))
     with pytest.raises(UserError, match=f"config.{key}=4: there is no such key; did you mean '{full}'[?]"):
         parse([f"--config={tmp_path / 'mine.py'}"])
 
@@ -136,8 +138,7 @@ def test_the_error_for_a_broken_config_file_is_one_line(tmp_path):
 
 def test_a_value_of_another_type_in_a_config_file_is_one_line_and_the_number_of_a_column_is_its_text(tmp_path):
     def read(*lines):
-        text = ["from xfresearch.run.config_files import default_config", "def get_config():", " config = default_config()"]
-        (tmp_path / "mine.py").write_text("\n".join([*text, *(f" config.{line}" for line in lines), " return config"]))
+        (tmp_path / "mine.py").write_text("\n".join([*MINE, *(f" config.{line}" for line in lines), " return config"]))
         return parse(["--config", str(tmp_path / "mine.py")])
 
     with pytest.raises(UserError, match="mine.py: width='x' has the wrong type str: it must be int, at line 4 of mine.py$"):

@@ -7,7 +7,7 @@ import pytest
 from tests.tiny_runs import tiny_model
 from xfresearch import evaluate, plan
 from xfresearch.interop.families import get_family
-from xfresearch.run.config_files import parse
+from xfresearch.run_config.config_files import parse
 from xfresearch.runtime import command
 from xfresearch.runtime.errors import MISTAKE, UserError, require_new
 from xfresearch.training import start

@@ -12,10 +12,10 @@ import pytest
 from tests.contracts.variants import random_params
 from tests.tiny_runs import ROOT, make_run, tiny_config
 from xfresearch import evaluate, generate
-from xfresearch.config.options import DataConfig
 from xfresearch.data.tokenizers import ByteTokenizer
 from xfresearch.loading import loading
 from xfresearch.loading.language_model import LanguageModel
+from xfresearch.options.run_options import DataConfig
 from xfresearch.runtime import command
 from xfresearch.runtime.errors import UserError
 

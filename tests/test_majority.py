@@ -14,7 +14,7 @@ from xfresearch.checkpoints import store
 from xfresearch.data.pipeline import prepare
 from xfresearch.evaluation import losses
 from xfresearch.loading import loading
-from xfresearch.run.config_files import parse
+from xfresearch.run_config.config_files import parse
 from xfresearch.runtime.errors import UserError
 from xfresearch.train import main as train_main
 from xfresearch.training.metrics import read_metrics

@@ -9,7 +9,7 @@ import pytest
 import xfresearch as xf
 from tests.contracts.variants import NAMED, ROOT
 from xfresearch.models import transformer
-from xfresearch.run.config_files import parse
+from xfresearch.run_config.config_files import parse
 
 
 def costs(argument: str, vocabulary: int = 0):

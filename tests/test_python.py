@@ -15,7 +15,7 @@ import pytest
 import xfresearch as xf
 from xfresearch.checkpoints import store
 from xfresearch.data.tokenizers import ByteTokenizer
-from xfresearch.run.config_files import as_arguments, default_config, parse
+from xfresearch.run_config.config_files import as_arguments, default_config, parse
 from xfresearch.runtime.run_rows import Rows
 from xfresearch.training import loop, stopping
 from xfresearch.training.callbacks import Callback, StopTraining

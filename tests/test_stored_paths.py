@@ -12,13 +12,13 @@ from tests.special_files import at_most
 from tests.tiny_runs import ROOT, make_run, tiny_config
 from xfresearch import analyze, edit, evaluate
 from xfresearch.compare import main as compare_main
-from xfresearch.config.objectives import Seq2Seq
-from xfresearch.config.options import DataConfig
 from xfresearch.data.corpora import open_corpus
 from xfresearch.data.given import NotGiven
 from xfresearch.data.tokenizers import ByteTokenizer, tokenizer_for
 from xfresearch.editing.requests import known_facts
-from xfresearch.run.config_files import read_json
+from xfresearch.options.objectives import Seq2Seq
+from xfresearch.options.run_options import DataConfig
+from xfresearch.run_config.config_files import read_json
 from xfresearch.runtime.errors import UserError
 from xfresearch.training.start import parse
 from xfresearch.training.workdir import write_beginning

@@ -13,7 +13,7 @@ import pytest
 
 import xfresearch
 from xfresearch.models import block_config, kinds
-from xfresearch.run.config import Config
+from xfresearch.run_config.config import Config
 
 ROOT = Path(__file__).parent.parent
 FILES = {
@@ -31,11 +31,11 @@ ORDER = (
     {"analysis", "evaluation", "surgery"},
     {"loading"},
     {"interop"},
-    {"pages", "run"},
+    {"pages", "run_config"},
     {"models"},
     {"checkpoints", "kernels"},
     {"data", "sharding"},
-    {"config"},
+    {"options"},
     {"runtime", "xfresearch"},
 )
 LEVELS = {room: level for level, group in enumerate(ORDER) for room in group}
@@ -92,9 +92,9 @@ def test_imports_go_down():
 
 
 def test_an_import_that_goes_up_is_detected():
-    assert upward("xfresearch.config.fields", {"xfresearch.models.stack", "xfresearch.runtime.errors"})
+    assert upward("xfresearch.options.fields", {"xfresearch.models.stack", "xfresearch.runtime.errors"})
     assert upward("xfresearch.editing.rome", {"xfresearch.training.loop"})  # not of its own group, either
-    assert not upward("xfresearch.models.stack", {"xfresearch.models.layers", "xfresearch.config.fields"})
+    assert not upward("xfresearch.models.stack", {"xfresearch.models.layers", "xfresearch.options.fields"})
 
 
 def test_files_are_short():

@@ -9,7 +9,7 @@ from xfresearch.checkpoints import store
 from xfresearch.data.tokenizers import ByteTokenizer
 from xfresearch.loading.language_model import LanguageModel
 from xfresearch.models import transformer
-from xfresearch.run.config_files import parse
+from xfresearch.run_config.config_files import parse
 
 ROOT = Path(__file__).parent.parent
 CONFIGS = ("gpt2", "all_attention", "moe")

@@ -3,7 +3,7 @@ from xfresearch.compare import compare as compare
 from xfresearch.loading.language_model import LanguageModel as LanguageModel
 from xfresearch.loading.loading import load as load
 from xfresearch.models.taps import Patch as Patch
-from xfresearch.run.closed_form import costs as costs
+from xfresearch.run_config.closed_form import costs as costs
 from xfresearch.runtime.errors import UserError as UserError
 from xfresearch.studies.sweep import sweep as sweep
 from xfresearch.train import train as train

@@ -6,7 +6,7 @@ parsers and does not start Python at each TAB: make it again after an upgrade.
 
 import shtab
 
-from xfresearch.config import shipped
+from xfresearch.options import shipped
 from xfresearch.runtime import command
 
 EPILOG = """\

@@ -38,9 +38,9 @@ def main(arguments: list[str]) -> None:
     if sources:
         prompts = for_each(sources, prompts)
 
-    from xfresearch.config.options import DataConfig
     from xfresearch.data.cache import enable_compilation_cache
     from xfresearch.loading import loading
+    from xfresearch.options.run_options import DataConfig
 
     enable_compilation_cache(DataConfig())
     lm = loading.load(options.workdir, options.step)

@@ -83,7 +83,7 @@ def mesh_overrides(text: str) -> list[str]:
 
 def main(arguments: list[str]) -> None:
     options, overrides = parse(arguments)
-    from xfresearch.run import known_keys
+    from xfresearch.run_config import known_keys
 
     known_keys.check(["--config", options.config, *mesh_overrides(options.mesh), *overrides])
     from xfresearch.planning import topologies

@@ -9,7 +9,7 @@ With --runs it trains nothing, and writes the report of xfresearch.compare on ex
 
 import os
 
-from xfresearch.config import shipped
+from xfresearch.options import shipped
 from xfresearch.runtime import command, jobs
 from xfresearch.runtime.errors import UserError
 

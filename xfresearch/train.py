@@ -20,8 +20,8 @@ from xfresearch.runtime.terminal import filtered
 
 if TYPE_CHECKING:  # --help must not wait for them
     from xfresearch.analysis.panel import Panel
-    from xfresearch.run.config import Config
-    from xfresearch.run.config_files import Source
+    from xfresearch.run_config.config import Config
+    from xfresearch.run_config.config_files import Source
     from xfresearch.training.callbacks import Callback
     from xfresearch.training.trained_run import Run
 
@@ -62,13 +62,13 @@ def main(arguments: list[str]) -> None:
     began = time.time()
     options, overrides = parser().parse_known_args(arguments)
     distributed.check(options)
-    from xfresearch.run import known_keys
+    from xfresearch.run_config import known_keys
 
     given = ["--config", options.config, *overrides]
     given += [f"--config.start.path={options.start}"] if options.start else []
     known_keys.check(given)  # before the imports that take seconds
 
-    from xfresearch.config.reading import to_json
+    from xfresearch.options.reading import to_json
     from xfresearch.training import start
 
     workdir = options.workdir or default_workdir(options.config)
@@ -114,7 +114,7 @@ def train(
     if a checkpoint cannot be written, and what a callback raises.
     """
     began = time.time()
-    from xfresearch.run.config_files import as_arguments
+    from xfresearch.run_config.config_files import as_arguments
     from xfresearch.training import session
     from xfresearch.training import start as starting
     from xfresearch.training.trained_run import Run

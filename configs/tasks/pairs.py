@@ -1,7 +1,7 @@
 """An encoder and a decoder, and a run of some minutes on two cores, for the tasks with generated pairs."""
 
 from xfresearch.configs import common
-from xfresearch.run.config_files import default_encoder
+from xfresearch.run_config.config_files import default_encoder
 
 
 def pairs(size: str, task: str):

@@ -37,7 +37,7 @@ def names() -> list[str]:
 def behaviour(name: str, folder: Path) -> dict:
     """Costs, losses, logits and greedy text of configs/NAME.py:tiny, trained in `folder` in this process."""
     import xfresearch as xf
-    from xfresearch.run.config_files import parse
+    from xfresearch.run_config.config_files import parse
     from xfresearch.train import main as train_main
 
     text = folder / "squares.txt"

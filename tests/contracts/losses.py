@@ -3,10 +3,10 @@
 import jax
 import numpy as np
 
-from xfresearch.config.options import DataConfig, TrainingConfig
 from xfresearch.kernels import lambda_scan
 from xfresearch.models.model_config import ModelConfig
-from xfresearch.run.config import Config
+from xfresearch.options.run_options import DataConfig, TrainingConfig
+from xfresearch.run_config.config import Config
 from xfresearch.training import step
 
 PLAIN = {"layers": "unroll", "attention_kernel": "plain", "expert_kernel": "ragged"}

@@ -11,8 +11,8 @@ from xfresearch.models import transformer
 from xfresearch.models.counting import count_flops
 from xfresearch.models.layers import stacks
 from xfresearch.models.model_config import ModelConfig
-from xfresearch.run.closed_form import costs
-from xfresearch.run.config_files import parse
+from xfresearch.run_config.closed_form import costs
+from xfresearch.run_config.config_files import parse
 
 
 def sizes(tree) -> int:

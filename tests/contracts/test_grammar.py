@@ -19,13 +19,13 @@ import xfresearch as xf
 from tests.contracts.passes import forward
 from tests.contracts.variants import BASE, change, choices, fields, get, model, needed
 from tests.training.test_step import make_batch
-from xfresearch.config.options import OptimizerConfig
 from xfresearch.data.tokenizers import ByteTokenizer
 from xfresearch.models import transformer
 from xfresearch.models.model_config import resolve_model
-from xfresearch.run.closed_form import costs
-from xfresearch.run.config import Config
-from xfresearch.run.resolving import resolve
+from xfresearch.options.run_options import OptimizerConfig
+from xfresearch.run_config.closed_form import costs
+from xfresearch.run_config.config import Config
+from xfresearch.run_config.resolving import resolve
 from xfresearch.runtime.errors import UserError
 from xfresearch.training.hyperparameters import hyper_of
 from xfresearch.training.program import Program

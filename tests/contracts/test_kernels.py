@@ -21,13 +21,13 @@ from tests.contracts.variants import (
 )
 from tests.daily import daily
 from tests.tolerances import TOLERANCE, relative_error
-from xfresearch.config.options import TrainingConfig
 from xfresearch.kernels.attention import REFUSALS
 from xfresearch.models.context import Execution
 from xfresearch.models.feed_forwards.activations import ACTIVATIONS
 from xfresearch.models.mixers.softmax.attention import training_call
 from xfresearch.models.mixers.softmax.config import SoftmaxConfig
 from xfresearch.models.place import Rows
+from xfresearch.options.run_options import TrainingConfig
 
 # Kernels that support no variant here (they need longer sequences or another device), and the tests that cover them.
 ELSEWHERE = {

@@ -12,7 +12,7 @@ import pytest
 from tests.contracts.variants import ROOT, SHIPPED
 from xfresearch.checkpoints import store
 from xfresearch.data.tokenizers import load_tokenizer
-from xfresearch.run.config_files import read_json
+from xfresearch.run_config.config_files import read_json
 from xfresearch.train import main as train_main
 from xfresearch.training import loop
 

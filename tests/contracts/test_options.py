@@ -20,15 +20,15 @@ from jax.interpreters.partial_eval import dce_jaxpr
 from tests.contracts import variants
 from tests.contracts.variants import ALL, VARIANTS, change, choices, fields, inherited, model, needed, single
 from tests.covers import plain_path
-from xfresearch.config.fields import leaves, option
-from xfresearch.config.groups import to_config_dict
 from xfresearch.models import kinds, transformer
 from xfresearch.models.block_config import BLOCKS
 from xfresearch.models.context import Context
 from xfresearch.models.mixers.softmax.attention import Attention
 from xfresearch.models.mixers.softmax.config import SoftmaxConfig
 from xfresearch.models.model_config import resolve_model
-from xfresearch.run.resolving import model_from
+from xfresearch.options.fields import leaves, option
+from xfresearch.options.groups import to_config_dict
+from xfresearch.run_config.resolving import model_from
 from xfresearch.runtime.errors import UserError
 
 # Options that change neither initial values nor the training loss, and what they change.

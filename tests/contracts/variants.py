@@ -19,7 +19,6 @@ import numpy as np
 
 from tests.covers import plain_path
 from tests.daily import daily
-from xfresearch.config import fields as config_fields
 from xfresearch.models import transformer
 from xfresearch.models.block_config import BLOCKS
 from xfresearch.models.feed_forwards.dense import DenseConfig
@@ -29,7 +28,8 @@ from xfresearch.models.mixers.slots import SlotsConfig
 from xfresearch.models.mixers.softmax.config import SoftmaxConfig
 from xfresearch.models.mixers.softmax.options import RopeConfig
 from xfresearch.models.model_config import ModelConfig, mixtures, resolve_model
-from xfresearch.run.config_files import parse
+from xfresearch.options import fields as config_fields
+from xfresearch.run_config.config_files import parse
 from xfresearch.runtime.trees import path_name
 
 ONE_STACK = {name: layout for name, layout in LAYOUTS.items() if not layout.reads_source}  # others: two_stacks.py

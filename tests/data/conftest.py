@@ -2,8 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from xfresearch.config.options import DataConfig
-from xfresearch.run.config import Config
+from xfresearch.options.run_options import DataConfig
+from xfresearch.run_config.config import Config
 
 SHARED = Path(__file__).parents[3] / "shared" / "data"
 

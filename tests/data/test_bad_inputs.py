@@ -15,10 +15,10 @@ import pytest
 from tests.data import made_tokenizers as made
 from tests.data.conftest import shared
 from tests.data.test_corpora import fake_hutter, tfds_corpus  # noqa: F401  (a fixture)
-from xfresearch.config.options import DataConfig
 from xfresearch.data.corpora import documents, splits
 from xfresearch.data.pipeline import prepare
 from xfresearch.data.tokenizers import load_tokenizer, loading, tokenizer_for
+from xfresearch.options.run_options import DataConfig
 from xfresearch.runtime import compression
 from xfresearch.runtime.errors import UserError
 

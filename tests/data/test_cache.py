@@ -12,17 +12,17 @@ from pathlib import Path
 
 import pytest
 
-from xfresearch.config.options import DataConfig
 from xfresearch.data import cache
 from xfresearch.data.cache import build_once, cache_root, complete
 from xfresearch.data.pipeline import prepare
+from xfresearch.options.run_options import DataConfig
 from xfresearch.runtime.errors import UserError
 
 ROOT = Path(__file__).parents[2]
 CHILD = """
 import json, sys
-from xfresearch.config.options import DataConfig
-from xfresearch.run.config import Config
+from xfresearch.options.run_options import DataConfig
+from xfresearch.run_config.config import Config
 from xfresearch.data.pipeline import prepare, stream_tokens
 cache, corpus, tokenizer, slow = sys.argv[1:]
 if slow == "slow":

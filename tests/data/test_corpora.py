@@ -9,10 +9,10 @@ import zipfile
 import pytest
 
 from tests.data.conftest import shared
-from xfresearch.config.options import DataConfig
 from xfresearch.data import text_sources
 from xfresearch.data.corpora import documents, open_corpus, splits
 from xfresearch.data.download import Published
+from xfresearch.options.run_options import DataConfig
 
 SPLITS = ("train", "validation", "test")
 

@@ -8,7 +8,6 @@ from random import Random
 
 import pytest
 
-from xfresearch.config.options import DataConfig
 from xfresearch.data.cache import digest
 from xfresearch.data.corpora import documents, open_corpus, splits
 from xfresearch.data.facts import (
@@ -27,6 +26,7 @@ from xfresearch.data.facts import (
     sentence,
 )
 from xfresearch.data.records import record_of
+from xfresearch.options.run_options import DataConfig
 from xfresearch.runtime.errors import UserError
 
 MAYORS = {

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from tests.contracts.variants import ROOT
-from xfresearch.config.fields import option
 from xfresearch.data import labels
 from xfresearch.data.pipeline import Batches, evaluation_batches, prepare
 from xfresearch.data.tasks.task import NO_LABEL, Labelled, one_label_each
-from xfresearch.run.config_files import parse
+from xfresearch.options.fields import option
+from xfresearch.run_config.config_files import parse
 from xfresearch.runtime.errors import UserError
 
 TINY = f"--config={ROOT}/configs/brody_majority.py:tiny"

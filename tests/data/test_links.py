@@ -15,14 +15,14 @@ from tests.data import made_tokenizers as made
 from tests.interop import test_llama2c as llama2c
 from tests.special_files import at_most
 from tests.tiny_runs import tiny_model
-from xfresearch.config.objectives import Seq2Seq
-from xfresearch.config.options import DataConfig
 from xfresearch.data.corpora import open_corpus
 from xfresearch.data.download import Published
 from xfresearch.data.facts import facts_of
 from xfresearch.data.tokenizers import load_tokenizer
 from xfresearch.harness.tasks import check_data, split_names
 from xfresearch.loading.loading import load
+from xfresearch.options.objectives import Seq2Seq
+from xfresearch.options.run_options import DataConfig
 from xfresearch.runtime.errors import UserError
 
 

@@ -7,12 +7,12 @@ import pytest
 
 from tests.contracts.variants import ROOT
 from xfresearch import evaluate
-from xfresearch.config.objectives import Masked as Options
 from xfresearch.data.objectives import HELD_OUT, generators
 from xfresearch.data.objectives.masked import Masked
 from xfresearch.data.pipeline import Batches, prepare
 from xfresearch.data.tokenizers import ByteTokenizer, load_tokenizer, vocab_size
-from xfresearch.run.config_files import parse
+from xfresearch.options.objectives import Masked as Options
+from xfresearch.run_config.config_files import parse
 from xfresearch.runtime.errors import UserError
 from xfresearch.train import main as train_main
 

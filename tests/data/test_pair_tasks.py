@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from tests.data.test_pairs import texts_of
-from xfresearch.config.objectives import Seq2Seq
 from xfresearch.data.pairs import TASKS, open_pairs
 from xfresearch.data.pairs.translation import ADJECTIVES, ADVERBS, CLASS, NOUNS, PREPOSITIONS, VERBS, Translation
 from xfresearch.data.pipeline import Batches, prepare
+from xfresearch.options.objectives import Seq2Seq
 from xfresearch.runtime.errors import UserError
 
 

@@ -6,10 +6,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from xfresearch.config.objectives import Seq2Seq
 from xfresearch.data.pairs.pair_packing import Pair, packed_rows, row, unpack
 from xfresearch.data.pipeline import Batches, evaluation_batches, prepare
 from xfresearch.data.tokenizers import ByteTokenizer, load_tokenizer
+from xfresearch.options.objectives import Seq2Seq
 from xfresearch.runtime.errors import UserError
 from xfresearch.training.outline import data_line
 

@@ -7,11 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from xfresearch.config.objectives import Prefix as Options
 from xfresearch.data.objectives.prefix import Prefix, RowPrefix
 from xfresearch.data.pipeline import Batches
 from xfresearch.data.tokenizers import ByteTokenizer
-from xfresearch.run.config_files import parse
+from xfresearch.options.objectives import Prefix as Options
+from xfresearch.run_config.config_files import parse
 from xfresearch.runtime.errors import UserError
 from xfresearch.training.hyperparameters import without_hyper
 from xfresearch.training.program import BATCH, batch_shapes

@@ -10,11 +10,11 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from xfresearch.config.options import DataConfig
 from xfresearch.data import corpus_files, rows
 from xfresearch.data.corpora import documents
 from xfresearch.data.corpus_files import find_files, read_documents
 from xfresearch.data.text_sources import TextFiles
+from xfresearch.options.run_options import DataConfig
 from xfresearch.runtime.errors import UserError
 from xfresearch.runtime.formats import sniff
 

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from tests.data import made_tokenizers as made
-from xfresearch.config.objectives import SpanCorruption
 from xfresearch.data.tokenizers import load_tokenizer
 from xfresearch.data.tokenizers.added_ids import added_ids, sentinels
+from xfresearch.options.objectives import SpanCorruption
 
 T5 = {"model_type": "unigram", "byte_fallback": False, "pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1}
 NAMED = {"additional_special_tokens": [f"<extra_id_{i}>" for i in range(7)]}

@@ -6,11 +6,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from xfresearch.config.objectives import SpanCorruption as Options
 from xfresearch.data.objectives import generators
 from xfresearch.data.objectives.span_corruption import SpanCorruption, _segments, raw_length
 from xfresearch.data.pipeline import Batches, prepare
 from xfresearch.data.tokenizers import ByteTokenizer, vocab_size
+from xfresearch.options.objectives import SpanCorruption as Options
 from xfresearch.runtime.errors import UserError
 
 END = 256

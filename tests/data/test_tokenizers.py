@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from tests.data import made_tokenizers as made
 from tests.data.conftest import shared
-from xfresearch.config.options import DataConfig
 from xfresearch.data.tokenizers import ByteTokenizer, bpe, load_tokenizer, tokenizer_for, vocab_size
+from xfresearch.options.run_options import DataConfig
 
 CODE = "def main(x):\n    return x + 1  # größer 🦙\n\n\nclass Thing:\n    pass\n"
 

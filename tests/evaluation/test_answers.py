@@ -11,7 +11,7 @@ from xfresearch.data.labelled import LabelledSplit
 from xfresearch.data.pipeline import evaluation_batches, spread
 from xfresearch.data.tasks.task import ENDLESS
 from xfresearch.evaluation import answers, losses, whole_rows
-from xfresearch.run.config_files import parse
+from xfresearch.run_config.config_files import parse
 from xfresearch.runtime.errors import UserError
 from xfresearch.studies.running import blocks
 from xfresearch.training import budget, outline

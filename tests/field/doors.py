@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from xfresearch.config.options import DataConfig
+from xfresearch.options.run_options import DataConfig
 
 
 def documents(texts: Iterable[bytes]) -> str:
@@ -25,9 +25,9 @@ def corpus(path: Path, field: str) -> str:
 def pairs(path: Path, fields: str) -> str:
     """The pairs of config.data.corpus=PATH with the source and the target in two fields, joined by a tab. A number of a
     column is given as one, as in a config file."""
-    from xfresearch.config.reading import from_dict
     from xfresearch.data.pairs import PairFiles, open_pairs
-    from xfresearch.run.config_files import default_config
+    from xfresearch.options.reading import from_dict
+    from xfresearch.run_config.config_files import default_config
 
     data = default_config().data
     data.objective.kind = "seq2seq"

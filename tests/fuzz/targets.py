@@ -29,7 +29,7 @@ from xfresearch.data.records import read_record, read_records
 from xfresearch.interop import chat, llama2c
 from xfresearch.interop.tensor_files import tensors_in
 from xfresearch.loading.loading import read_params, stored
-from xfresearch.run.config_files import parse
+from xfresearch.run_config.config_files import parse
 from xfresearch.runtime.errors import UserError
 
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff]")

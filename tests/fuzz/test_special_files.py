@@ -96,7 +96,7 @@ READERS = {
 
 
 def _data(top: Path):
-    from xfresearch.config.options import DataConfig
+    from xfresearch.options.run_options import DataConfig
 
     return DataConfig(cache_dir=str(top / "cache"))
 

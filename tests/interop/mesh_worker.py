@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 import xfresearch as xf
-from xfresearch.config.options import MeshConfig
+from xfresearch.options.run_options import MeshConfig
 from xfresearch.sharding.mesh import device_mesh, mesh_sizes
 
 DEVICES = 8

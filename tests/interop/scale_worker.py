@@ -70,9 +70,9 @@ def measure(folder: Path, out: Path | None) -> dict:
     import jax.numpy as jnp
 
     import xfresearch as xf
-    from xfresearch.config.options import MeshConfig
     from xfresearch.interop import importing  # noqa: F401  loaded now, so that modules are not counted
     from xfresearch.interop.folder import stored_tensors
+    from xfresearch.options.run_options import MeshConfig
     from xfresearch.sharding.mesh import device_mesh, mesh_sizes
 
     devices = jax.devices()

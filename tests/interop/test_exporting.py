@@ -15,7 +15,7 @@ from xfresearch.interop.exporting import choose
 from xfresearch.interop.family import Unsupported
 from xfresearch.loading.language_model import LanguageModel
 from xfresearch.models.model_config import ModelConfig
-from xfresearch.run.config import Config
+from xfresearch.run_config.config import Config
 from xfresearch.runtime.errors import UserError
 
 # {named config, at its tiny size: the family that it is exported as, or the first field that no family can express}

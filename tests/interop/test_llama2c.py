@@ -121,7 +121,7 @@ def test_parameters_are_read_in_our_order(tmp_path, version, tied):
 
 
 def test_parameters_are_sharded_over_a_mesh(written):
-    from xfresearch.config.options import MeshConfig
+    from xfresearch.options.run_options import MeshConfig
     from xfresearch.sharding.mesh import device_mesh, mesh_sizes
 
     mesh = device_mesh(mesh_sizes(MeshConfig(), 1), jax.devices()[:1], "auto")

@@ -13,7 +13,7 @@ from tests.contracts.variants import change, in_float64
 from tests.interop.folders import assert_same_tensors, choices, greedy
 from tests.interop.record import CONTINUATION, MODELS, PROMPT, RATE, RECORDED, STEPS, TRAINED, batches
 from tests.tolerances import TOLERANCE, relative_error
-from xfresearch.config.options import OptimizerConfig
+from xfresearch.options.run_options import OptimizerConfig
 from xfresearch.runtime.trees import path_name
 from xfresearch.training.hyperparameters import hyper_of
 from xfresearch.training.program import Program

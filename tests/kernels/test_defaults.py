@@ -21,7 +21,7 @@ from xfresearch.kernels.defaults import (
     choose_default,
 )
 from xfresearch.planning.formula import abstract_mesh
-from xfresearch.run.resolving import with_vocabulary
+from xfresearch.run_config.resolving import with_vocabulary
 from xfresearch.sharding.mesh import AXES
 from xfresearch.training import outline
 from xfresearch.training.hyperparameters import hyper_of

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from tests.launch.stand_ins import ROOT
-from xfresearch.run.config_files import parse
+from xfresearch.run_config.config_files import parse
 from xfresearch.studies import design
 
 SCRIPTS = sorted(path.name for path in (ROOT / "launch").iterdir() if path.suffix in (".sh", ".sbatch"))

@@ -9,7 +9,7 @@ from tests.contracts.passes import capture, forward
 from tests.contracts.variants import in_float64, model, random_params, tokens_for
 from tests.tolerances import TOLERANCE, relative_error
 from xfresearch.models import transformer
-from xfresearch.run.closed_form import costs
+from xfresearch.run_config.closed_form import costs
 from xfresearch.runtime.errors import UserError
 
 D, H, K, L = 32, 4, 8, 8

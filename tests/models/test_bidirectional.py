@@ -14,9 +14,9 @@ from xfresearch.models import layers, transformer
 from xfresearch.models.context import Context
 from xfresearch.models.counting import count_flops
 from xfresearch.models.taps import Patch, Taps
-from xfresearch.run.closed_form import costs
-from xfresearch.run.config import Config
-from xfresearch.run.resolving import resolve
+from xfresearch.run_config.closed_form import costs
+from xfresearch.run_config.config import Config
+from xfresearch.run_config.resolving import resolve
 from xfresearch.runtime.errors import UserError
 
 MOE = "blocks.main.feed_forward.moe."

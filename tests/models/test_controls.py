@@ -12,7 +12,7 @@ from tests.tolerances import TOLERANCE, relative_error
 from xfresearch.models import transformer
 from xfresearch.models.block_config import BlockConfig
 from xfresearch.models.memories import memory
-from xfresearch.run.closed_form import costs
+from xfresearch.run_config.closed_form import costs
 
 B = "blocks.main."
 A, F = B + "attention.", B + "feed_forward."

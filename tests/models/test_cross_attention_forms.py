@@ -10,7 +10,7 @@ from tests.contracts.two_stacks import CROSS, ENCODER, LENGTH, NARROW, SOURCE, T
 from tests.reference.cross import cross_attention
 from tests.tolerances import TOLERANCE, relative_error
 from xfresearch.models.mixers.softmax.cross import CrossConfig
-from xfresearch.run.closed_form import costs
+from xfresearch.run_config.closed_form import costs
 
 D, W, H, K, L, S = 12, 10, 3, 4, 5, 9  # W: width of the encoder; D = H K
 EXACT = TOLERANCE["float64"]

@@ -22,8 +22,8 @@ from xfresearch.models.context import Context, Source
 from xfresearch.models.counting import count_flops
 from xfresearch.models.inputs import tap_shapes
 from xfresearch.models.taps import captured
-from xfresearch.run.closed_form import costs
-from xfresearch.run.resolving import resolve
+from xfresearch.run_config.closed_form import costs
+from xfresearch.run_config.resolving import resolve
 from xfresearch.runtime.errors import UserError
 from xfresearch.training.kernel_choices import kernel_choices
 

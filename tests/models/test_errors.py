@@ -5,13 +5,13 @@ import math
 import pytest
 
 from tests.contracts.variants import BASE, MAIN, change, fields, get, model, needed, plain_path
-from xfresearch.config.groups import to_config_dict
-from xfresearch.config.reading import from_dict
 from xfresearch.models.model_config import ModelConfig
-from xfresearch.run.closed_form import costs
-from xfresearch.run.config import Config
-from xfresearch.run.config_files import default_config
-from xfresearch.run.resolving import model_from, resolve
+from xfresearch.options.groups import to_config_dict
+from xfresearch.options.reading import from_dict
+from xfresearch.run_config.closed_form import costs
+from xfresearch.run_config.config import Config
+from xfresearch.run_config.config_files import default_config
+from xfresearch.run_config.resolving import model_from, resolve
 from xfresearch.runtime.errors import UserError
 
 B = "blocks.main."

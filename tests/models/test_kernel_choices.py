@@ -9,7 +9,6 @@ import pytest
 import xfresearch as xf
 from tests.contracts.passes import forward
 from tests.contracts.variants import LENGTH, VARIANTS, model, tokens_for
-from xfresearch.config.options import DataConfig, TrainingConfig
 from xfresearch.data.tokenizers import ByteTokenizer
 from xfresearch.evaluation.losses import make_scorer
 from xfresearch.kernels import attention as attention_kernels
@@ -19,8 +18,9 @@ from xfresearch.models.context import Execution
 from xfresearch.models.mixers.softmax.attention import training_call
 from xfresearch.models.mixers.softmax.config import SoftmaxConfig
 from xfresearch.models.place import Rows
-from xfresearch.run.config import Config
-from xfresearch.run.resolving import resolve
+from xfresearch.options.run_options import DataConfig, TrainingConfig
+from xfresearch.run_config.config import Config
+from xfresearch.run_config.resolving import resolve
 from xfresearch.runtime.errors import UserError
 from xfresearch.training.kernel_choices import kernel_choices
 

@@ -4,12 +4,12 @@ from dataclasses import dataclass
 
 import pytest
 
-from xfresearch.config.fields import option
 from xfresearch.models.kinds import Kind
 from xfresearch.models.mixers.softmax.attention import Attention
 from xfresearch.models.mixers.softmax.config import SoftmaxConfig
 from xfresearch.models.mixers.softmax.options import AttendOptions, MemoryOptions, PositionOptions, WeightOptions
 from xfresearch.models.sublayer import SublayerConfig, SublayerModule, reads
+from xfresearch.options.fields import option
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from xfresearch.models.mixers.softmax.logit_bias import alibi_slopes, t5_bucket
 from xfresearch.models.mixers.softmax.options import RopeConfig
 from xfresearch.models.mixers.softmax.rope import rope_frequencies, rotate
 from xfresearch.models.model_config import longest_sequence
-from xfresearch.run.config_files import parse
+from xfresearch.run_config.config_files import parse
 from xfresearch.runtime.errors import UserError
 
 LLAMA = RopeConfig(theta=500_000.0, scaling="llama3")

@@ -15,11 +15,11 @@ from tests.kernels.attention_cases import draw
 from tests.reference import model as reference
 from tests.tiny_runs import tiny_config
 from tests.tolerances import TOLERANCE, relative_error
-from xfresearch.config.objectives import Prefix
 from xfresearch.data.tokenizers import ByteTokenizer
 from xfresearch.kernels.attention import PREFIXES, REFUSALS, attention, describe
 from xfresearch.models import decoding, transformer
-from xfresearch.run.config_files import parse
+from xfresearch.options.objectives import Prefix
+from xfresearch.run_config.config_files import parse
 from xfresearch.runtime.errors import UserError
 
 # Two documents in a row, of which each has a prefix, and one document with padding.

@@ -30,7 +30,7 @@ from xfresearch.loading.generating import generated  # noqa: E402
 from xfresearch.models.model_config import with_dtype  # noqa: E402
 from xfresearch.models.sampling import Beams, Sampling  # noqa: E402
 from xfresearch.models.sources import padded  # noqa: E402
-from xfresearch.run.config_files import parse  # noqa: E402
+from xfresearch.run_config.config_files import parse  # noqa: E402
 
 pytestmark = pytest.mark.parity
 

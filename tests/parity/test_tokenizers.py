@@ -12,9 +12,9 @@ from tests.data.test_seq2seq_tokens import T5
 from tests.interop.test_prompts import MARKED, TALK
 from tests.parity.weights import MISSING
 from tests.tiny_runs import tiny_model
-from xfresearch.config.objectives import SpanCorruption
 from xfresearch.data.tokenizers import load_tokenizer
 from xfresearch.data.tokenizers.added_ids import added_ids, sentinels
+from xfresearch.options.objectives import SpanCorruption
 
 transformers = pytest.importorskip("transformers", reason=MISSING.format("transformers"))
 pytestmark = pytest.mark.parity

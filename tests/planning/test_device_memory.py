@@ -11,7 +11,7 @@ import pytest
 from tests.contracts.variants import ROOT
 from tests.daily import daily
 from xfresearch.planning import accounting, compiling, device_memory, formula, liveness
-from xfresearch.run.config_files import parse
+from xfresearch.run_config.config_files import parse
 
 ALONE = {"data": 1, "fsdp": 1, "expert": 1, "tensor": 1, "context": 1}
 

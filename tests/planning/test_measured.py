@@ -8,7 +8,7 @@ from tests.contracts.variants import ROOT
 from xfresearch.planning import plans, report, topologies
 from xfresearch.planning.chips import CHIPS
 from xfresearch.planning.measured import MEASURED, most_similar
-from xfresearch.run.config_files import parse
+from xfresearch.run_config.config_files import parse
 
 
 def config_of(name: str, *overrides: str):

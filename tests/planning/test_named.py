@@ -8,7 +8,7 @@ import pytest
 from docs import scale
 from tests.contracts.variants import ROOT
 from xfresearch.planning import named, topologies
-from xfresearch.run.config_files import parse
+from xfresearch.run_config.config_files import parse
 from xfresearch.runtime.errors import UserError
 
 RESULTS = ROOT / "docs" / "data" / "scale.json"

@@ -9,8 +9,8 @@ import pytest
 from tests.contracts.variants import ROOT
 from xfresearch import plan
 from xfresearch.planning import compiling, device_memory, formula, plans, report, search, topologies
-from xfresearch.run.closed_form import costs
-from xfresearch.run.config_files import parse
+from xfresearch.run_config.closed_form import costs
+from xfresearch.run_config.config_files import parse
 from xfresearch.runtime.errors import UserError
 from xfresearch.sharding import capacity
 

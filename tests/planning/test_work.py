@@ -14,7 +14,7 @@ from xfresearch.planning import compiling, custom, device_memory, hlo
 from xfresearch.planning.formula import abstract_mesh
 from xfresearch.planning.hlo import Array
 from xfresearch.planning.work import work
-from xfresearch.run.config_files import parse
+from xfresearch.run_config.config_files import parse
 
 
 def shape(*sizes):
@@ -268,7 +268,7 @@ def test_the_compiled_training_step_has_the_flops_of_the_traced_step(step):
 
 
 def test_the_traced_training_step_has_three_times_the_forward_flops():
-    from xfresearch.run.closed_form import costs
+    from xfresearch.run_config.closed_form import costs
 
     config = compiling.prepare(parse(["--config", f"{ROOT / 'configs/llama.py'}:tiny"]))
     ideal = 3 * costs(config.model, config.sequence_length).flops_per_token * config.batch_size * config.sequence_length

@@ -12,7 +12,7 @@ from tests.tiny_runs import make_run, tiny_model
 from xfresearch.checkpoints import store
 from xfresearch.interop import source
 from xfresearch.loading import edits
-from xfresearch.run.config_files import parse, read_json
+from xfresearch.run_config.config_files import parse, read_json
 from xfresearch.runtime.errors import UserError
 from xfresearch.runtime.files import inside
 from xfresearch.runtime.schema import ANY, Maybe, Of, check, is_number

@@ -11,10 +11,10 @@ import pytest
 
 from tests.daily import daily
 from tests.studies import tiny
-from xfresearch.config.comparing import fingerprint
 from xfresearch.configs.studies.common import SIZES
 from xfresearch.data.pipeline import Batches
 from xfresearch.models import transformer
+from xfresearch.options.comparing import fingerprint
 from xfresearch.runtime.errors import UserError
 from xfresearch.studies import cells, design, matching, study_plan
 from xfresearch.studies.cells import TUNING_SEED, Cell, Trial

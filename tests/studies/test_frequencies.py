@@ -5,8 +5,8 @@ import math
 import pytest
 
 from xfresearch.data.tokenizers import vocab_size
-from xfresearch.run.config_files import parse
-from xfresearch.run.resolving import with_vocabulary
+from xfresearch.run_config.config_files import parse
+from xfresearch.run_config.resolving import with_vocabulary
 from xfresearch.studies.frequencies import of_frequencies
 
 

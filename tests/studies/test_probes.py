@@ -13,7 +13,7 @@ from xfresearch.analysis.registry import ANALYSES, Analysis
 from xfresearch.data.pipeline import evaluation_batches, prepare
 from xfresearch.data.tokenizers import ByteTokenizer
 from xfresearch.models import transformer
-from xfresearch.run.config import Config
+from xfresearch.run_config.config import Config
 from xfresearch.runtime.errors import NothingMeasured, UserError
 from xfresearch.studies import probes
 

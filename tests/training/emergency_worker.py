@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from xfresearch.checkpoints import emergency, store
-from xfresearch.config.options import CheckpointConfig
+from xfresearch.options.run_options import CheckpointConfig
 from xfresearch.runtime import command, distributed
 from xfresearch.runtime.errors import UserError
 

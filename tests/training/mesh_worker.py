@@ -17,9 +17,9 @@ import numpy as np
 from tests.contracts.variants import ROOT, tree_error
 from tests.tolerances import relative_error
 from xfresearch.analysis.panel import Panel
-from xfresearch.config.options import MeshConfig
 from xfresearch.models import transformer
-from xfresearch.run.config_files import parse
+from xfresearch.options.run_options import MeshConfig
+from xfresearch.run_config.config_files import parse
 from xfresearch.runtime.errors import UserError
 from xfresearch.sharding.mesh import make_mesh
 from xfresearch.sharding.partition import batch_sharding, state_shardings

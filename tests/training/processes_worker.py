@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from xfresearch.config.options import MeshConfig
-from xfresearch.run.config_files import parse
+from xfresearch.options.run_options import MeshConfig
+from xfresearch.run_config.config_files import parse
 from xfresearch.runtime import command, distributed
 from xfresearch.runtime.errors import Stopped, UserError
 
@@ -152,7 +152,7 @@ def not_good(place: Path) -> list:
     what is said of reading the rejected one."""
     from xfresearch.checkpoints import store
     from xfresearch.checkpoints.validity import NotGood
-    from xfresearch.config.options import CheckpointConfig
+    from xfresearch.options.run_options import CheckpointConfig
 
     values = np.arange(64, dtype=np.float32)
     checkpoints = store.Checkpoints(place, CheckpointConfig())

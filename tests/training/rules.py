@@ -3,8 +3,8 @@
 import jax.numpy as jnp
 import optax
 
-from xfresearch.config.options import OptimizerConfig
-from xfresearch.run.config import Config
+from xfresearch.options.run_options import OptimizerConfig
+from xfresearch.run_config.config import Config
 from xfresearch.training.hyperparameters import hyper_of
 from xfresearch.training.optimizer import trainable, update_rule
 from xfresearch.training.step import make_gradients, totals_of

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from xfresearch.run.closed_form import costs
-from xfresearch.run.config_files import parse
+from xfresearch.run_config.closed_form import costs
+from xfresearch.run_config.config_files import parse
 from xfresearch.training import budget
 
 

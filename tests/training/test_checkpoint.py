@@ -15,7 +15,7 @@ import pytest
 from etils import epath
 
 from xfresearch.checkpoints import store, writing
-from xfresearch.config.options import CheckpointConfig
+from xfresearch.options.run_options import CheckpointConfig
 from xfresearch.runtime import crash_log
 from xfresearch.runtime.errors import Stopped
 from xfresearch.runtime.files import move_damaged

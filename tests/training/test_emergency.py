@@ -15,7 +15,7 @@ from etils import epath
 from tests.training.emergency_worker import placed, same, values
 from tests.training.processes import Processes, curve, digests, flags
 from xfresearch.checkpoints import emergency, store
-from xfresearch.config.options import CheckpointConfig
+from xfresearch.options.run_options import CheckpointConfig
 from xfresearch.runtime import crash_log, distributed
 from xfresearch.runtime.errors import UserError
 from xfresearch.sharding import replicas

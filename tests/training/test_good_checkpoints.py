@@ -15,7 +15,7 @@ from tests.tiny_runs import make_run
 from tests.training.test_checkpoint import abstract, make_state
 from xfresearch import analyze, evaluate
 from xfresearch.checkpoints import newest, pruning, store, validity
-from xfresearch.config.options import CheckpointConfig
+from xfresearch.options.run_options import CheckpointConfig
 from xfresearch.runtime import crash_log
 
 TABLE = "params/embed/table"

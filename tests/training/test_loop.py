@@ -13,8 +13,8 @@ import xfresearch as xf
 from tests.tiny_runs import tiny_config
 from xfresearch.checkpoints import store
 from xfresearch.checkpoints.validity import PUBLISHED
-from xfresearch.config.options import TrainingConfig
 from xfresearch.data.tokenizers import ByteTokenizer
+from xfresearch.options.run_options import TrainingConfig
 from xfresearch.runtime.errors import DIVERGED, Diverged, UserError, exit_code
 from xfresearch.training import loop
 from xfresearch.training.health import Health

@@ -11,7 +11,7 @@ from tests.contracts.variants import ROOT
 from xfresearch import evaluate
 from xfresearch.data.pairs import open_pairs
 from xfresearch.evaluation import decoded
-from xfresearch.run.config_files import parse
+from xfresearch.run_config.config_files import parse
 from xfresearch.runtime.errors import UserError
 from xfresearch.train import main as train_main
 

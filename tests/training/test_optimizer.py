@@ -9,9 +9,9 @@ import optax
 import pytest
 
 from tests.training.rules import rule_of
-from xfresearch.config.options import OptimizerConfig
-from xfresearch.run.config import Config
-from xfresearch.run.resolving import resolve
+from xfresearch.options.run_options import OptimizerConfig
+from xfresearch.run_config.config import Config
+from xfresearch.run_config.resolving import resolve
 from xfresearch.runtime.errors import UserError
 from xfresearch.sharding.letters import Axes
 from xfresearch.training.hyperparameters import hyper_of, learning_rate

@@ -16,8 +16,8 @@ import pytest
 
 from tests.contracts.variants import ALL
 from tests.training.rules import rule_of
-from xfresearch.config.options import OptimizerConfig
 from xfresearch.models import transformer
+from xfresearch.options.run_options import OptimizerConfig
 from xfresearch.runtime.trees import by_path
 
 # {path: the role of each dimension, for each rank}: b batch (one matrix per index), i inputs, o outputs. The first b

@@ -30,7 +30,7 @@ from tests.training.processes_worker import MESHES, STEPS, digest
 from xfresearch.checkpoints import store
 from xfresearch.checkpoints.digests import digests as array_digests
 from xfresearch.data.pipeline import Batches, evaluation_batches, prepare
-from xfresearch.run.config_files import parse
+from xfresearch.run_config.config_files import parse
 from xfresearch.runtime.errors import DIVERGED, TRANSIENT
 
 LAST = 12

@@ -18,12 +18,12 @@ from tests.simulated import results_on_devices
 from tests.tolerances import TOLERANCE, relative_error
 from tests.training.rules import gradients, rule_of
 from tests.training.test_step import make_batch, make_config
-from xfresearch.config.options import OptimizerConfig
 from xfresearch.models import transformer
 from xfresearch.models.context import Context
 from xfresearch.models.feed_forwards.moe import below_mean
 from xfresearch.models.model_config import resolve_model
 from xfresearch.models.transformer import bind
+from xfresearch.options.run_options import OptimizerConfig
 from xfresearch.sharding.letters import Axes
 from xfresearch.sharding.partition import batch_sharding, state_shardings
 from xfresearch.training.hyperparameters import hyper_of, without_hyper

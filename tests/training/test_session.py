@@ -13,7 +13,7 @@ from etils import epath
 from tests.tiny_runs import ROOT, tiny_config, tiny_model
 from xfresearch.checkpoints.validity import PUBLISHED
 from xfresearch.data.tokenizers import ByteTokenizer
-from xfresearch.run.config_files import parse, read_json
+from xfresearch.run_config.config_files import parse, read_json
 from xfresearch.runtime.errors import UserError
 from xfresearch.train import default_workdir
 from xfresearch.training import session

@@ -9,9 +9,9 @@ from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
 from tests.blocks import block
 from tests.contracts.variants import ALL
-from xfresearch.config.options import MeshConfig
 from xfresearch.models import transformer
 from xfresearch.models.model_config import ModelConfig, resolve_model
+from xfresearch.options.run_options import MeshConfig
 from xfresearch.runtime.errors import UserError
 from xfresearch.sharding import letters
 from xfresearch.sharding.mesh import AXES, check_batch, device_mesh, mesh_sizes

@@ -19,7 +19,7 @@ from tests.training.test_manifest import curve, write_corpus
 from xfresearch import plan
 from xfresearch.checkpoints import store
 from xfresearch.data.tokenizers import bpe, tokenizer_for
-from xfresearch.run.config_files import read_json
+from xfresearch.run_config.config_files import read_json
 from xfresearch.runtime.errors import UserError
 from xfresearch.runtime.trees import by_path
 from xfresearch.sharding.mesh import make_mesh

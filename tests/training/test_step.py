@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from tests.blocks import block as make_block
 from tests.tolerances import TOLERANCE, relative_error
 from tests.training.rules import gradients
-from xfresearch.config.options import DataConfig, LogConfig, OptimizerConfig, TrainingConfig
 from xfresearch.models.model_config import ModelConfig
-from xfresearch.run.config import Config
-from xfresearch.run.resolving import resolve
+from xfresearch.options.run_options import DataConfig, LogConfig, OptimizerConfig, TrainingConfig
+from xfresearch.run_config.config import Config
+from xfresearch.run_config.resolving import resolve
 from xfresearch.training.hyperparameters import hyper_of
 from xfresearch.training.program import Program
 from xfresearch.training.step import init_params

@@ -8,7 +8,7 @@ import pytest
 
 from tests.training.test_routing import config_of
 from tests.training.test_step import grads_of, make_batch, make_config, run_steps
-from xfresearch.config.options import OptimizerConfig
+from xfresearch.options.run_options import OptimizerConfig
 from xfresearch.planning.formula import estimate_step
 from xfresearch.runtime.errors import UserError
 from xfresearch.runtime.trees import by_path

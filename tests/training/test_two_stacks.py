@@ -10,10 +10,10 @@ from tests.contracts.variants import in_float64, random_params
 from tests.reference import model as reference
 from tests.tolerances import TOLERANCE, relative_error
 from tests.training.rules import gradients
-from xfresearch.config.options import DataConfig, TrainingConfig
 from xfresearch.data.pairs import pair_packing
 from xfresearch.data.pairs.pair_packing import Pair
-from xfresearch.run.config import Config
+from xfresearch.options.run_options import DataConfig, TrainingConfig
+from xfresearch.run_config.config import Config
 from xfresearch.training.routing import router_metrics
 from xfresearch.training.step import tokens_in
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import jax
 import pytest
 
-from xfresearch.config.options import LogConfig
+from xfresearch.options.run_options import LogConfig
 from xfresearch.training import monitoring
 from xfresearch.training.monitoring import Profile
 from xfresearch.training.workdir import unproductive_time

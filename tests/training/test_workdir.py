@@ -13,9 +13,9 @@ from tests.data import made_tokenizers as made
 from tests.tiny_runs import ROOT, tiny_config, tiny_model
 from xfresearch.checkpoints import store
 from xfresearch.checkpoints.validity import PUBLISHED
-from xfresearch.config.options import CheckpointConfig
 from xfresearch.data.tokenizers import ByteTokenizer, load_tokenizer
-from xfresearch.run.config_files import read_json
+from xfresearch.options.run_options import CheckpointConfig
+from xfresearch.run_config.config_files import read_json
 from xfresearch.runtime import files
 from xfresearch.runtime.errors import TRANSIENT, Stopped, UserError, exit_code
 from xfresearch.train import main as train_main

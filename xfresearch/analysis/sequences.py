@@ -12,7 +12,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from xfresearch.config.objectives import Seq2Seq
 from xfresearch.data.labelled import LabelledSplit
 from xfresearch.data.labels import has_labels
 from xfresearch.data.pipeline import prepare
@@ -22,7 +21,8 @@ from xfresearch.models.inputs import as_tokens, forward
 from xfresearch.models.model_config import ModelConfig, check_length, longest_sequence
 from xfresearch.models.sources import padded, source_of, target_ids
 from xfresearch.models.taps import NO_TAPS, Request
-from xfresearch.run.resolving import OF_SOURCES
+from xfresearch.options.objectives import Seq2Seq
+from xfresearch.run_config.resolving import OF_SOURCES
 from xfresearch.runtime.errors import UserError
 
 ROWS = 32  # by default

@@ -12,10 +12,10 @@ import sys
 from pathlib import Path
 
 
-def moved(now: str, before: str):
-    """A module that stood elsewhere in earlier checkouts."""
-    package = now.rpartition(".")[0]
-    return importlib.import_module(now if importlib.util.find_spec(package) else before)
+def moved(*names: str):
+    """A module that has moved: of its names, newest first, the first one whose package this checkout has."""
+    there = [name for name in names[:-1] if importlib.util.find_spec(name.rpartition(".")[0])]
+    return importlib.import_module([*there, names[-1]][0])
 
 
 def main(root: str, arguments: list[str]) -> None:
@@ -23,7 +23,7 @@ def main(root: str, arguments: list[str]) -> None:
     import xfresearch
 
     memory = moved("xfresearch.runtime.memory", "xfresearch.memory")
-    parse = moved("xfresearch.run.config_files", "xfresearch.config.files").parse
+    parse = moved("xfresearch.run_config.config_files", "xfresearch.run.config_files", "xfresearch.config.files").parse
 
     assert Path(xfresearch.__file__).is_relative_to(root), f"{xfresearch.__file__} is not in {root}"
     memory.reuse()

@@ -89,7 +89,7 @@ def with_random_weights(name: str, overrides: list[str]):
     from xfresearch.loading.language_model import LanguageModel
     from xfresearch.models import transformer
     from xfresearch.planning.compiling import prepare
-    from xfresearch.run.config_files import parse
+    from xfresearch.run_config.config_files import parse
 
     config = prepare(parse(["--config", name, *overrides]))
     params = jax.jit(transformer.init, static_argnums=0)(config.model, jax.random.key(0))
@@ -156,7 +156,7 @@ def row(name: str, lm, seconds: dict, a) -> dict:
     import numpy as np
 
     from xfresearch.benchmarks.device_rates import read_rate
-    from xfresearch.run.closed_form import costs
+    from xfresearch.run_config.closed_form import costs
 
     counted = costs(lm.config, a.prompt + a.tokens)
     own_R = np.array(seconds[name])

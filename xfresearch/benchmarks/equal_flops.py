@@ -6,7 +6,7 @@
 :slots          1,024 slots in the softmax of 4 heads, without matrices of queries and outputs: equal FLOPs
 """
 
-from xfresearch.run.config_files import default_config
+from xfresearch.run_config.config_files import default_config
 from xfresearch.runtime.errors import UserError
 
 NAMES = ("dense", "experts", "feed_forward", "slots")

@@ -29,6 +29,6 @@ def write_figures(options, figures: dict) -> None:
 def read(name: str, overrides: list[str]):
     """The config with its vocabulary, of which no data are read."""
     from xfresearch.planning.compiling import prepare
-    from xfresearch.run.config_files import parse
+    from xfresearch.run_config.config_files import parse
 
     return prepare(parse(["--config", name, *overrides]))

@@ -97,7 +97,7 @@ def short_run(workdir: Path, name: str, tiny: bool, dtype: str = "bfloat16", eve
     """Trains without evaluation, samples and report, or resumes. Returns the outcome of the loop."""
     from xfresearch.data.tokenizers import tokenizer_for
     from xfresearch.planning.compiling import prepare
-    from xfresearch.run.config_files import parse
+    from xfresearch.run_config.config_files import parse
     from xfresearch.training import loop
 
     own = (f"model.dtype={dtype}", "evaluation.every=0", f"checkpoint.every={every}", "log.tracker=jsonl")

@@ -71,7 +71,7 @@ def run(a) -> None:
 
 
 def _keeping_one():
-    from xfresearch.config.options import CheckpointConfig
+    from xfresearch.options.run_options import CheckpointConfig
 
     return CheckpointConfig(keep=1, keep_best=False)
 

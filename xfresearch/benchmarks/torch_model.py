@@ -10,7 +10,7 @@ from xfresearch.interop import exporting
 from xfresearch.interop.families import get_family
 from xfresearch.loading.language_model import LanguageModel
 from xfresearch.models.model_config import with_dtype
-from xfresearch.run.config import Config
+from xfresearch.run_config.config import Config
 from xfresearch.runtime.errors import UserError, require
 from xfresearch.sharding.mesh import make_mesh
 from xfresearch.training.hyperparameters import hyper_of, learning_rate

@@ -187,7 +187,7 @@ def measured(starts: dict, rounds: int, apart: bool) -> list[dict]:
 def _together(starts: dict, rounds: int) -> dict[str, dict]:
     import numpy as np
 
-    from xfresearch.run.closed_form import costs
+    from xfresearch.run_config.closed_form import costs
     from xfresearch.training.timing import timed_rounds
 
     timed = {}

@@ -28,7 +28,7 @@ from jax.sharding import Mesh
 from xfresearch.checkpoints import store, writing
 from xfresearch.checkpoints.digests import changed, digests
 from xfresearch.checkpoints.validity import VALIDATED, is_published
-from xfresearch.config.options import CheckpointConfig
+from xfresearch.options.run_options import CheckpointConfig
 from xfresearch.runtime import crash_log, distributed
 from xfresearch.runtime.errors import UserError, require
 from xfresearch.runtime.files import (

@@ -13,7 +13,7 @@ import jax
 from etils import epath
 
 from xfresearch.checkpoints.validity import PUBLISHED
-from xfresearch.config.options import CheckpointConfig
+from xfresearch.options.run_options import CheckpointConfig
 from xfresearch.runtime.files import in_bucket, inside, open_lock, remove
 
 

@@ -37,7 +37,7 @@ from xfresearch.checkpoints.validity import (
     rejection,
 )
 from xfresearch.checkpoints.writing import orbax
-from xfresearch.config.options import CheckpointConfig
+from xfresearch.options.run_options import CheckpointConfig
 from xfresearch.runtime import distributed
 from xfresearch.runtime.errors import Stopped, UserError, disk_errors
 from xfresearch.runtime.files import check_tree, exists, in_bucket, inside, names_in, read_object

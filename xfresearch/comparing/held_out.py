@@ -18,7 +18,7 @@ from xfresearch.evaluation import held_out, losses
 from xfresearch.evaluation.whole_rows import Rows
 from xfresearch.harness.measuring import saved_tasks
 from xfresearch.loading.language_model import LanguageModel
-from xfresearch.run.config import Config
+from xfresearch.run_config.config import Config
 from xfresearch.runtime.errors import UserError
 
 

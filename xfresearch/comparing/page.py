@@ -5,7 +5,7 @@ from pathlib import Path
 from xfresearch.comparing import text
 from xfresearch.comparing.collecting import Comparison
 from xfresearch.comparing.runs import AXES, Run, curve
-from xfresearch.config.options import DataConfig
+from xfresearch.options.run_options import DataConfig
 from xfresearch.pages.charts import Curve, line_chart, styles, thinned
 from xfresearch.pages.html import write_page
 

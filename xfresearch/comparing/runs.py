@@ -4,11 +4,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from xfresearch.config.fields import leaves
 from xfresearch.data.tokenizers import has_tokenizer, load_tokenizer
 from xfresearch.loading import loading
-from xfresearch.run.closed_form import costs
-from xfresearch.run.config import Config
+from xfresearch.options.fields import leaves
+from xfresearch.run_config.closed_form import costs
+from xfresearch.run_config.config import Config
 from xfresearch.runtime.files import inside
 from xfresearch.training.metrics import read_metrics
 

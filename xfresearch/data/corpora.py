@@ -13,13 +13,13 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from xfresearch.config.options import DataConfig
 from xfresearch.data import text_sources
 from xfresearch.data.cache import build_once, cache_root, complete, digest, locked, write_meta
 from xfresearch.data.corpus_files import names_files
 from xfresearch.data.facts import FactSentences
 from xfresearch.data.given import require_given_corpus
 from xfresearch.data.pairs import TASKS, PairFiles, PairTask, open_pairs
+from xfresearch.options.run_options import DataConfig
 from xfresearch.runtime.errors import UserError, nearest
 from xfresearch.runtime.files import check_tree, inside, names_in
 

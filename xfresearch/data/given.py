@@ -13,9 +13,9 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from xfresearch.config.options import DataConfig, RunConfig
-from xfresearch.config.reading import to_json
 from xfresearch.data.cache import cache_root
+from xfresearch.options.reading import to_json
+from xfresearch.options.run_options import DataConfig, RunConfig
 from xfresearch.runtime.errors import UserError
 from xfresearch.runtime.files import exists, write_text
 

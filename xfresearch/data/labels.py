@@ -4,14 +4,13 @@ data.corpus names one as `NAME` or `NAME:OPTION=VALUE,...`, and then has no othe
 text, hence no tokenizer and no bytes. Its sequences have exactly config.sequence_length tokens, without padding.
 
 To add a data set, write a class in a new file of data/tasks/ and add a line to DATA_SETS. The class is a frozen dataclass
-whose fields (config/fields.py) are its options. It is a Task, whose samples are drawn without end, or any other Labelled
+whose fields (options/fields.py) are its options. It is a Task, whose samples are drawn without end, or any other Labelled
 (tasks/task.py).
 """
 
 import ast
 from typing import Any
 
-from xfresearch.config.reading import from_dict
 from xfresearch.data.tasks.brevo import Brevo
 from xfresearch.data.tasks.capo import Capo
 from xfresearch.data.tasks.depo import Depo
@@ -20,6 +19,7 @@ from xfresearch.data.tasks.majority import Majority
 from xfresearch.data.tasks.mano import Mano
 from xfresearch.data.tasks.recall import Recall
 from xfresearch.data.tasks.task import Labelled
+from xfresearch.options.reading import from_dict
 from xfresearch.runtime.errors import require
 
 DATA_SETS: dict[str, type[Labelled]] = {

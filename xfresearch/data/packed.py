@@ -8,12 +8,12 @@ from pathlib import Path
 
 import numpy as np
 
-from xfresearch.config.options import DataConfig, RunConfig
 from xfresearch.data import coverage, packing
 from xfresearch.data.cache import build_once, cache_root, complete, digest, read_meta, write_meta
 from xfresearch.data.corpora import open_split
 from xfresearch.data.row_file import RowFile, RowWriter
 from xfresearch.data.tokenizers import Tokenizer, tokenizer_for
+from xfresearch.options.run_options import DataConfig, RunConfig
 from xfresearch.runtime.errors import UserError
 from xfresearch.runtime.files import inside
 from xfresearch.runtime.opening import open_to_read

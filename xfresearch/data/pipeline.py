@@ -10,7 +10,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from xfresearch.config.options import RunConfig
 from xfresearch.data import packed
 from xfresearch.data.labelled import LabelledSplit
 from xfresearch.data.labels import has_labels
@@ -18,6 +17,7 @@ from xfresearch.data.objectives import Corrupted, generators, objective_of, row_
 from xfresearch.data.packed import PackedSplit, stream_tokens
 from xfresearch.data.pairs import pair_splits
 from xfresearch.data.tokenizers import Tokenizer, tokenizer_for
+from xfresearch.options.run_options import RunConfig
 from xfresearch.runtime.errors import UserError
 
 __all__ = ["Batches", "LabelledSplit", "PackedSplit", "Prefetch", "evaluation_batches", "prepare", "stream_tokens"]

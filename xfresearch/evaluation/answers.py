@@ -14,7 +14,7 @@ from xfresearch.evaluation.whole_rows import Rows
 from xfresearch.models.decoding import generate
 from xfresearch.models.model_config import ModelConfig
 from xfresearch.models.sampling import Sampling
-from xfresearch.run.closed_form import costs
+from xfresearch.run_config.closed_form import costs
 from xfresearch.runtime.progress import stage
 from xfresearch.sharding.placing import round_up
 

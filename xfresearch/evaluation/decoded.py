@@ -15,7 +15,7 @@ import numpy as np
 from xfresearch.data.pairs.pair_splits import encode, is_empty, texts_of
 from xfresearch.models.context import Source
 from xfresearch.models.model_config import longest_sequence
-from xfresearch.run.config import Config
+from xfresearch.run_config.config import Config
 from xfresearch.runtime.errors import UserError, nearest
 
 METRICS = ("exact_match", "bleu", "chrf")

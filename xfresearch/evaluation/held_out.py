@@ -49,7 +49,7 @@ def evaluation_mesh(run):
 
     if jax.device_count() == 1:
         return None
-    from xfresearch.config.options import MeshConfig
+    from xfresearch.options.run_options import MeshConfig
     from xfresearch.sharding.mesh import device_mesh, mesh_sizes
 
     try:

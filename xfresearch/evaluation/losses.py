@@ -24,7 +24,7 @@ from xfresearch.kernels.defaults import fast_layers
 from xfresearch.models import transformer
 from xfresearch.models.context import AUTO, Context, Execution, source_in
 from xfresearch.models.model_config import ModelConfig, check_length
-from xfresearch.run.config import Config
+from xfresearch.run_config.config import Config
 from xfresearch.runtime.errors import UserError
 
 SUMS = ("nll", "correct", "tokens")  # and "bytes" for text, "answers" for labels, of which `correct` are right

@@ -2,7 +2,6 @@
 
 import re
 
-from xfresearch.config.reading import from_dict
 from xfresearch.interop.by_layer import period_of
 from xfresearch.interop.family import ENCODER, MISSING, OF_ENCODER, REQUIRED, Family, Unsupported
 from xfresearch.interop.rope import Rope, read_rope, rope_names, write_rope
@@ -12,6 +11,7 @@ from xfresearch.models.mixers.softmax.config import SoftmaxConfig
 from xfresearch.models.mixers.softmax.projections import logit_scale
 from xfresearch.models.model_config import ModelConfig, resolve_model
 from xfresearch.models.token_stack import TokenStackConfig
+from xfresearch.options.reading import from_dict
 from xfresearch.runtime.errors import UserError
 
 DEQUANTIZE = (

@@ -7,7 +7,6 @@ import math
 import re
 from typing import NamedTuple
 
-from xfresearch.config.fields import leaves
 from xfresearch.interop.family import OF_ENCODER
 from xfresearch.models.block_config import BlockConfig
 from xfresearch.models.layers import layers
@@ -16,6 +15,7 @@ from xfresearch.models.mixers.softmax.config import SoftmaxConfig, rotary_size
 from xfresearch.models.mixers.softmax.projections import logit_scale
 from xfresearch.models.model_config import ModelConfig
 from xfresearch.models.token_stack import TokenStackConfig
+from xfresearch.options.fields import leaves
 
 ABSENT = "absent"
 # Options that are compared by their effect: per layer, or by the values that `_computed` derives.

@@ -14,8 +14,6 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from xfresearch.config.objectives import Masked, Seq2Seq
-from xfresearch.config.options import DataConfig
 from xfresearch.data.tokenizers import Tokenizer, has_tokenizer, load_tokenizer
 from xfresearch.interop import folder as folders
 from xfresearch.interop.config_json import DEQUANTIZE, read_model
@@ -28,7 +26,9 @@ from xfresearch.interop.tensor_files import StoredTensor, count_nonfinite
 from xfresearch.interop.unread import warn_of_unread
 from xfresearch.models.model_config import ModelConfig, with_dtype
 from xfresearch.models.transformer import abstract_params
-from xfresearch.run.config import Config
+from xfresearch.options.objectives import Masked, Seq2Seq
+from xfresearch.options.run_options import DataConfig
+from xfresearch.run_config.config import Config
 from xfresearch.runtime.errors import UserError, nearest
 from xfresearch.runtime.files import files_in
 from xfresearch.runtime.terminal import bar as progress_bar

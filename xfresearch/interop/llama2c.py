@@ -18,8 +18,6 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from xfresearch.config.fields import with_values
-from xfresearch.config.options import DataConfig
 from xfresearch.data.tokenizers import load_tokenizer
 from xfresearch.data.tokenizers.llama2c import Llama2cTokenizer
 from xfresearch.interop.importing import Imported
@@ -29,8 +27,10 @@ from xfresearch.models.feed_forwards.dense import GatedConfig
 from xfresearch.models.mixers.softmax.config import SoftmaxConfig
 from xfresearch.models.model_config import ModelConfig, with_dtype
 from xfresearch.models.transformer import abstract_params
-from xfresearch.run.config import Config
-from xfresearch.run.resolving import resolve
+from xfresearch.options.fields import with_values
+from xfresearch.options.run_options import DataConfig
+from xfresearch.run_config.config import Config
+from xfresearch.run_config.resolving import resolve
 from xfresearch.runtime.errors import UserError
 from xfresearch.runtime.files import inside, read_bytes
 from xfresearch.runtime.formats import refused, sniff

@@ -17,7 +17,6 @@ from etils import epath
 from jax.typing import ArrayLike
 
 from xfresearch.checkpoints import store
-from xfresearch.config.reading import to_json
 from xfresearch.data.given import remember
 from xfresearch.data.labels import has_labels
 from xfresearch.data.pipeline import stream_tokens
@@ -50,7 +49,8 @@ from xfresearch.models.stream import Stream
 from xfresearch.models.sublayer import Memory
 from xfresearch.models.taps import Patch, Request, captured, request
 from xfresearch.models.words import model_line
-from xfresearch.run.config import Config
+from xfresearch.options.reading import to_json
+from xfresearch.run_config.config import Config
 from xfresearch.runtime.errors import UserError
 from xfresearch.runtime.files import new_directory, write_text
 from xfresearch.runtime.hardware import kinds_of

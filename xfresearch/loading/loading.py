@@ -20,8 +20,8 @@ from xfresearch.loading import edits
 from xfresearch.loading.language_model import LanguageModel, Params
 from xfresearch.models.model_config import ModelConfig, with_dtype
 from xfresearch.models.transformer import abstract_params
-from xfresearch.run.config import Config
-from xfresearch.run.config_files import read_json
+from xfresearch.run_config.config import Config
+from xfresearch.run_config.config_files import read_json
 from xfresearch.runtime import distributed
 from xfresearch.runtime.errors import UserError
 from xfresearch.runtime.files import exists, inside, require_no_dangling_link

@@ -3,11 +3,11 @@
 from dataclasses import dataclass, make_dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from xfresearch.config.fields import choice, group, option
 from xfresearch.models.kinds import ROLES
 from xfresearch.models.layouts import LAYOUTS, Layout
 from xfresearch.models.norms import HIDDEN, NORMS, WITH_ALPHA, WITH_EPSILON, NormSpec
 from xfresearch.models.sublayer import SublayerConfig
+from xfresearch.options.fields import choice, group, option
 from xfresearch.runtime.errors import require
 
 if TYPE_CHECKING:  # a checker cannot read the values of a table

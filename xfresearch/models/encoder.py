@@ -13,13 +13,13 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
-from xfresearch.config.fields import option
 from xfresearch.models import stack, token_stack
 from xfresearch.models.context import Context, Source
 from xfresearch.models.costs import Costs, weights
 from xfresearch.models.stack import Pass, StackOptions
 from xfresearch.models.taps import ENCODER, Request
 from xfresearch.models.token_stack import EmbeddingOptions, Table, TokenStack, TokenStackConfig
+from xfresearch.options.fields import option
 from xfresearch.runtime.errors import require
 
 NAME = ENCODER  # in model.stacks, in the parameters and in the names of taps

@@ -12,7 +12,6 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from xfresearch.config.fields import choices, option, where
 from xfresearch.models import layers
 from xfresearch.models.block import Block, places
 from xfresearch.models.block_config import BLOCKS, BlockConfig
@@ -27,6 +26,7 @@ from xfresearch.models.stream import Carried, Stream
 from xfresearch.models.sublayer import SharedTable
 from xfresearch.models.sublayers import Sublayer, sublayers
 from xfresearch.models.taps import Request
+from xfresearch.options.fields import choices, option, where
 from xfresearch.runtime.errors import nearest, require
 from xfresearch.sharding.partition import constrain_parameters
 

@@ -14,11 +14,11 @@ from typing import Any, NamedTuple, TypeVar
 import jax
 from flax import nnx
 
-from xfresearch.config.fields import changed
 from xfresearch.models.context import Context
 from xfresearch.models.costs import Costs
 from xfresearch.models.place import Place, Rows
 from xfresearch.models.stream import Carried
+from xfresearch.options.fields import changed
 
 F = TypeVar("F", bound=Callable[..., Any])
 

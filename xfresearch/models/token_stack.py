@@ -8,7 +8,6 @@ from typing import Literal, TypeVar
 import jax.numpy as jnp
 from flax import nnx
 
-from xfresearch.config.fields import option, where
 from xfresearch.kernels.lookup import lookup
 from xfresearch.models import layers, stack
 from xfresearch.models.block_config import NormKind, check_norms
@@ -20,6 +19,7 @@ from xfresearch.models.parameters import draw, kernel_std, parameter, times
 from xfresearch.models.positions import sinusoidal
 from xfresearch.models.stack import StackConfig
 from xfresearch.models.stream import Stream
+from xfresearch.options.fields import option, where
 from xfresearch.runtime.errors import require
 
 T = TypeVar("T", bound="TokenStackConfig")

@@ -48,7 +48,7 @@ CASES = (
 def compare(case: Case) -> tuple[float, float]:
     """Bytes of the update: (by the plan's formula, compiled)."""
     from xfresearch.planning import compiling, formula
-    from xfresearch.run.config_files import parse
+    from xfresearch.run_config.config_files import parse
     from xfresearch.sharding.mesh import make_mesh
 
     overrides = [f"--config.{option}" for option in (*SIZES, *KERNELS, *case.overrides)]

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from xfresearch.planning import device_memory, hlo
-from xfresearch.run.config import Config
-from xfresearch.run.resolving import with_vocabulary
+from xfresearch.run_config.config import Config
+from xfresearch.run_config.resolving import with_vocabulary
 from xfresearch.runtime.errors import require
 from xfresearch.runtime.files import write_text
 

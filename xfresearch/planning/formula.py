@@ -25,15 +25,15 @@ import jax
 import numpy as np
 from jax.sharding import AbstractDevice, AbstractMesh, AxisType
 
-from xfresearch.config.fields import with_values
 from xfresearch.models import layers, transformer
 from xfresearch.models.counting import count_flops, count_jaxpr
 from xfresearch.models.kinds import kind_of
 from xfresearch.models.layouts import LAYOUTS
+from xfresearch.options.fields import with_values
 from xfresearch.planning import compiling, device_memory, liveness
 from xfresearch.planning.collectives import Collective
 from xfresearch.planning.work import Work
-from xfresearch.run.config import Config
+from xfresearch.run_config.config import Config
 from xfresearch.sharding.capacity import shard_bytes, state_bytes
 from xfresearch.sharding.letters import BATCH, row_parts
 

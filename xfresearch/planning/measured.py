@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from math import log
 
 from xfresearch.models.model_config import mixtures
-from xfresearch.run.config import Config
+from xfresearch.run_config.config import Config
 
 DTYPE = "bfloat16"
 

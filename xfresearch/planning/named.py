@@ -13,7 +13,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from xfresearch.config import shipped
+from xfresearch.options import shipped
 from xfresearch.runtime.command import Parser, run
 from xfresearch.runtime.errors import UserError
 from xfresearch.runtime.files import write_rows
@@ -80,7 +80,7 @@ def candidates(plan: Named) -> list[tuple[str, ...]]:
     wrong.
     """
     from xfresearch.planning import compiling, search, topologies
-    from xfresearch.run.config_files import parse
+    from xfresearch.run_config.config_files import parse
 
     topologies.set_environment()
     topology = topologies.parse(plan.topology)

@@ -12,7 +12,7 @@ from xfresearch.planning.measured import expected_seconds, most_similar
 from xfresearch.planning.roofline import Roofline, roofline, time_collectives
 from xfresearch.planning.topologies import Topology, gpus, tpu_devices
 from xfresearch.planning.work import unknown_kernels, work
-from xfresearch.run.config import Config
+from xfresearch.run_config.config import Config
 from xfresearch.runtime.errors import UserError, require
 from xfresearch.sharding.capacity import state_bytes
 from xfresearch.sharding.letters import row_parts
@@ -58,7 +58,7 @@ def routed_tokens(config: Config, mesh: dict[str, int]) -> float:
 
 def header(config: Config, topology: Topology | None, mesh: dict[str, int], method: str) -> dict:
     """The part of a plan that is known before compilation."""
-    from xfresearch.run.closed_form import costs
+    from xfresearch.run_config.closed_form import costs
 
     counted = costs(config.model, config.sequence_length)
     longer = costs(config.model, 2 * config.sequence_length)

@@ -3,11 +3,11 @@
 from dataclasses import replace
 from itertools import product
 
-from xfresearch.config.fields import with_values
 from xfresearch.models.model_config import mixtures
+from xfresearch.options.fields import with_values
 from xfresearch.planning import compiling, plans
 from xfresearch.planning.topologies import Topology, gpus, tpu_devices
-from xfresearch.run.config import Config
+from xfresearch.run_config.config import Config
 from xfresearch.runtime.errors import UserError
 from xfresearch.sharding.letters import row_parts
 

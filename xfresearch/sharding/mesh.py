@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh
 
-from xfresearch.config.options import MeshConfig, RunConfig
+from xfresearch.options.run_options import MeshConfig, RunConfig
 from xfresearch.runtime.errors import UserError, require
 from xfresearch.sharding.letters import row_parts
 

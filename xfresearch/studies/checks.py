@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping
 
-from xfresearch.config.comparing import differences, fingerprint
-from xfresearch.config.fields import leaves
 from xfresearch.data.labels import predicted, predicts_next, trains_on_labels
-from xfresearch.run.config import Config
+from xfresearch.options.comparing import differences, fingerprint
+from xfresearch.options.fields import leaves
+from xfresearch.run_config.config import Config
 from xfresearch.runtime.errors import UserError, require
 from xfresearch.studies import probes
 from xfresearch.studies.cells import Cell, Trial

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from etils import epath
 
-from xfresearch.run.config import Config
+from xfresearch.run_config.config import Config
 from xfresearch.runtime.errors import UserError
 from xfresearch.runtime.files import exists, found_in, inside, read_object, write_json, write_rows
 from xfresearch.runtime.progress import Stage, stage

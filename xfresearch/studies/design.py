@@ -16,12 +16,12 @@ from typing import Any, Literal, NamedTuple
 
 from ml_collections import ConfigDict
 
-from xfresearch.config.fields import option
-from xfresearch.config.groups import to_config_dict
-from xfresearch.run.closed_form import costs
-from xfresearch.run.config import Config
-from xfresearch.run.config_files import parse, parse_as
-from xfresearch.run.resolving import with_vocabulary
+from xfresearch.options.fields import option
+from xfresearch.options.groups import to_config_dict
+from xfresearch.run_config.closed_form import costs
+from xfresearch.run_config.config import Config
+from xfresearch.run_config.config_files import parse, parse_as
+from xfresearch.run_config.resolving import with_vocabulary
 from xfresearch.runtime.errors import UserError, nearest, require
 from xfresearch.studies import probes
 

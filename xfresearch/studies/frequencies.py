@@ -11,7 +11,7 @@ from xfresearch.data.labels import trains_on_labels
 from xfresearch.data.pipeline import evaluation_batches, prepare
 from xfresearch.data.tokenizers import tokenizer_for
 from xfresearch.evaluation.losses import summary
-from xfresearch.run.config import Config
+from xfresearch.run_config.config import Config
 from xfresearch.runtime.errors import require
 from xfresearch.studies.design import Study
 

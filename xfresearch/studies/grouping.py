@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 
 from xfresearch.checkpoints.store import steps as saved_steps
-from xfresearch.run.config import Config
+from xfresearch.run_config.config import Config
 from xfresearch.runtime.errors import Diverged, UserError
 from xfresearch.runtime.files import inside
 from xfresearch.studies import running

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from xfresearch.run.closed_form import costs
-from xfresearch.run.config import Config
+from xfresearch.run_config.closed_form import costs
+from xfresearch.run_config.config import Config
 from xfresearch.runtime.errors import UserError
 from xfresearch.studies import rates
 from xfresearch.studies.cells import Cell, Ladder, cells, tuned

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from xfresearch.comparing.pairing import pair_ratios, ratio
-from xfresearch.config.fields import leaves
-from xfresearch.run.config import Config
+from xfresearch.options.fields import leaves
+from xfresearch.run_config.config import Config
 from xfresearch.runtime.errors import UserError
 from xfresearch.runtime.summaries import mean_interval
 from xfresearch.studies import decisions, growth, interim, rates, statistics

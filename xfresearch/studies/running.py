@@ -22,10 +22,10 @@ from etils import epath
 
 from xfresearch.checkpoints import manifest
 from xfresearch.checkpoints.store import steps as saved_steps
-from xfresearch.config.comparing import RESULT, differences, fingerprint
 from xfresearch.evaluation.losses import summary
 from xfresearch.loading.language_model import LanguageModel
-from xfresearch.run.config import Config
+from xfresearch.options.comparing import RESULT, differences, fingerprint
+from xfresearch.run_config.config import Config
 from xfresearch.runtime.errors import Diverged, UserError
 from xfresearch.runtime.files import exists, inside, read_object, remove_directory, write_json
 from xfresearch.runtime.schema import ANY, Maybe, check

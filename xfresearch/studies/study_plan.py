@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
-from xfresearch.run.config import Config
+from xfresearch.run_config.config import Config
 from xfresearch.runtime.progress import stage
 from xfresearch.studies import interim
 from xfresearch.studies.cells import Cell, Ladder, Trial, jobs

@@ -15,13 +15,13 @@ from typing import Any, NamedTuple
 
 from etils import epath
 
-from xfresearch.config.comparing import fingerprint
 from xfresearch.data.labels import predicts_next, trains_on_labels
 from xfresearch.data.tokenizers import vocab_size
-from xfresearch.run.closed_form import costs
-from xfresearch.run.config import Config
-from xfresearch.run.config_files import Source, as_arguments
-from xfresearch.run.resolving import with_vocabulary
+from xfresearch.options.comparing import fingerprint
+from xfresearch.run_config.closed_form import costs
+from xfresearch.run_config.config import Config
+from xfresearch.run_config.config_files import Source, as_arguments
+from xfresearch.run_config.resolving import with_vocabulary
 from xfresearch.runtime.errors import UserError
 from xfresearch.runtime.files import exists, inside
 from xfresearch.runtime.progress import stage

@@ -20,12 +20,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from xfresearch.config.fields import with_values
 from xfresearch.models.block_config import BlockConfig
 from xfresearch.models.connections.connection import ONE
 from xfresearch.models.layouts import LAYOUTS
 from xfresearch.models.linear_terms import LinearTerm
 from xfresearch.models.mixers.softmax.config import SoftmaxConfig
+from xfresearch.options.fields import with_values
 from xfresearch.surgery.biases import add_bias, check_places, with_all_biases, with_biases
 from xfresearch.surgery.inverse import inverse
 from xfresearch.surgery.network import Network, Params, names_of

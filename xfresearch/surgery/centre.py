@@ -24,7 +24,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from xfresearch.config.fields import with_values
 from xfresearch.models.block_config import BlockConfig, NormSite
 from xfresearch.models.connections.connection import Connection
 from xfresearch.models.feed_forwards.dense import HiddenOptions
@@ -32,6 +31,7 @@ from xfresearch.models.layouts import LAYOUTS, Branch
 from xfresearch.models.linear_terms import LinearTerm
 from xfresearch.models.norms import HIDDEN, WITH_EPSILON, NormSpec
 from xfresearch.models.sublayer import SublayerConfig
+from xfresearch.options.fields import with_values
 from xfresearch.surgery.conversion import Conversion, Option
 from xfresearch.surgery.layer_blocks import LayerBlock
 from xfresearch.surgery.network import Network, Params

@@ -17,7 +17,7 @@ import numpy as np
 from xfresearch.data.packing import positions
 from xfresearch.kernels.cross_entropy import nll_of_logits
 from xfresearch.models.model_config import ModelConfig, mixtures, predicts_next, without_prefix
-from xfresearch.run.closed_form import costs
+from xfresearch.run_config.closed_form import costs
 from xfresearch.runtime.tables import count
 from xfresearch.surgery.layerwise import Pass, Runner
 from xfresearch.surgery.network import Network, Params

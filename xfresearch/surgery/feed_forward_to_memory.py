@@ -24,12 +24,12 @@ from functools import partial
 
 import numpy as np
 
-from xfresearch.config.fields import with_values
 from xfresearch.models.block_config import BlockConfig, NormSite
 from xfresearch.models.feed_forwards.activations import ACTIVATIONS
 from xfresearch.models.feed_forwards.dense import DenseConfig
 from xfresearch.models.mixers.slots import SlotsConfig
 from xfresearch.models.mixers.softmax.config import SoftmaxConfig
+from xfresearch.options.fields import with_values
 from xfresearch.surgery.biases import add_bias
 from xfresearch.surgery.conversion import Conversion, Option
 from xfresearch.surgery.layer_blocks import LayerBlock

@@ -25,12 +25,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from xfresearch.config.fields import with_values
 from xfresearch.models.block_config import BlockConfig
 from xfresearch.models.layouts import LAYOUTS
 from xfresearch.models.mixers.memory_slots import softmax_slots
 from xfresearch.models.mixers.softmax.config import SoftmaxConfig
 from xfresearch.models.norms import WITH_ALPHA, NormSpec
+from xfresearch.options.fields import with_values
 from xfresearch.surgery.biases import add_bias, check_places, with_all_biases, with_biases
 from xfresearch.surgery.conversion import Conversion
 from xfresearch.surgery.network import Network, Params, names_of

@@ -5,11 +5,11 @@ from dataclasses import dataclass, fields
 from itertools import count
 from typing import Any
 
-from xfresearch.config.fields import with_values
 from xfresearch.models import layers, token_stack
 from xfresearch.models.block_config import BlockConfig
 from xfresearch.models.model_config import ModelConfig, resolve_model
 from xfresearch.models.token_stack import TokenStackConfig
+from xfresearch.options.fields import with_values
 from xfresearch.runtime.errors import UserError
 from xfresearch.surgery.refused import Refused
 

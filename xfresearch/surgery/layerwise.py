@@ -12,7 +12,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from xfresearch.config.fields import with_values
 from xfresearch.kernels.cross_entropy import nll_of_logits
 from xfresearch.models import layers, stack, transformer
 from xfresearch.models.block import Block, Stream
@@ -22,6 +21,7 @@ from xfresearch.models.model_config import ModelConfig, resolve_model
 from xfresearch.models.parameters import with_params
 from xfresearch.models.taps import EVERYTHING, Patch, Taps
 from xfresearch.models.token_stack import TokenStackConfig
+from xfresearch.options.fields import with_values
 from xfresearch.runtime.trees import nested
 from xfresearch.surgery.network import Network, outside_of, split_block
 

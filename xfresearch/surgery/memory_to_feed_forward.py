@@ -18,12 +18,12 @@ from functools import partial
 
 import numpy as np
 
-from xfresearch.config.fields import with_values
 from xfresearch.models.block_config import BlockConfig, NormSite
 from xfresearch.models.feed_forwards.dense import DenseConfig
 from xfresearch.models.mixers.memory_slots import wide_slots
 from xfresearch.models.mixers.slots import SlotsConfig
 from xfresearch.models.mixers.softmax.config import SoftmaxConfig
+from xfresearch.options.fields import with_values
 from xfresearch.surgery.conversion import Conversion
 from xfresearch.surgery.feed_forward_to_memory import from_parts
 from xfresearch.surgery.layer_blocks import LayerBlock

@@ -18,7 +18,6 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from xfresearch.config.fields import with_values
 from xfresearch.models import layers, transformer
 from xfresearch.models.block import Block
 from xfresearch.models.block_config import BLOCKS, BlockConfig
@@ -30,6 +29,7 @@ from xfresearch.models.norms import NormSpec
 from xfresearch.models.parameters import Rngs
 from xfresearch.models.sublayer import SublayerConfig
 from xfresearch.models.token_stack import TokenStackConfig
+from xfresearch.options.fields import with_values
 from xfresearch.runtime.errors import UserError
 from xfresearch.runtime.trees import by_path, path_name
 from xfresearch.sharding.letters import Axes

@@ -19,13 +19,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from xfresearch.config.fields import with_values
 from xfresearch.models.feed_forwards.activations import ACTIVATIONS
 from xfresearch.models.feed_forwards.dense import HiddenOptions
 from xfresearch.models.mixers.memory_slots import softmax_slots
 from xfresearch.models.mixers.slots import SlotsConfig
 from xfresearch.models.mixers.softmax.config import Attending
 from xfresearch.models.sublayer import SublayerConfig
+from xfresearch.options.fields import with_values
 from xfresearch.sharding.letters import Axes
 from xfresearch.surgery.conversion import Conversion, Option
 from xfresearch.surgery.key_value_groups import SPLIT

@@ -10,7 +10,7 @@ from xfresearch.checkpoints import store
 from xfresearch.checkpoints.emergency import Emergency, Without, of_run
 from xfresearch.checkpoints.newest import newest_good
 from xfresearch.checkpoints.validity import Unusable, rejection
-from xfresearch.run.config import Config
+from xfresearch.run_config.config import Config
 from xfresearch.runtime import distributed
 from xfresearch.runtime.errors import UserError
 from xfresearch.runtime.files import move_damaged

@@ -4,8 +4,8 @@ from typing import NamedTuple
 
 from xfresearch.data.labels import trains_on_labels
 from xfresearch.data.tasks.task import ENDLESS
-from xfresearch.run.closed_form import costs
-from xfresearch.run.config import Config
+from xfresearch.run_config.closed_form import costs
+from xfresearch.run_config.config import Config
 from xfresearch.runtime.tables import count
 
 TOKENS_PER_PARAMETER = 20  # of the best model for its training FLOPs (Hoffmann et al. 2022, table 3)

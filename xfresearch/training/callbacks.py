@@ -23,7 +23,7 @@ from xfresearch.runtime.errors import UserError
 if TYPE_CHECKING:  # a command that only needs Callback must not wait for them
     from etils import epath
 
-    from xfresearch.run.config import Config
+    from xfresearch.run_config.config import Config
 
 Figures = Mapping[str, Any]  # numbers, and dicts and lists of them
 

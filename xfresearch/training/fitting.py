@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import jax
 from jax.sharding import Mesh
 
-from xfresearch.run.config import Config
+from xfresearch.run_config.config import Config
 from xfresearch.runtime.errors import UserError, out_of_memory
 from xfresearch.runtime.tables import count
 from xfresearch.sharding.capacity import require_room, room_of, shard_bytes, state_bytes

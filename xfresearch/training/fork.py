@@ -3,8 +3,8 @@
 import sys
 from pathlib import Path
 
-from xfresearch.config.comparing import RESULT, differences
-from xfresearch.run.config import Config
+from xfresearch.options.comparing import RESULT, differences
+from xfresearch.run_config.config import Config
 from xfresearch.runtime.errors import UserError, require
 from xfresearch.runtime.trees import by_path
 from xfresearch.training.hyperparameters import hyper_of, learning_rate

@@ -1,6 +1,6 @@
 """Whether a run still learns: it fails if its loss or gradient is not finite, or if too many updates were skipped."""
 
-from xfresearch.config.options import TrainingConfig
+from xfresearch.options.run_options import TrainingConfig
 
 WINDOW = 100  # updates
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 import jax.numpy as jnp
 import numpy as np
 
-from xfresearch.config.options import DataConfig, LogConfig, OptimizerConfig, TrainingConfig
-from xfresearch.run.config import Config
+from xfresearch.options.run_options import DataConfig, LogConfig, OptimizerConfig, TrainingConfig
+from xfresearch.run_config.config import Config
 from xfresearch.training.kernel_choices import has_prefixes
 
 OF_OPTIMIZER = ("learning_rate", "weight_decay", "warmup", "final_fraction", "decay_fraction")

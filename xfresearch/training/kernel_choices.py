@@ -3,7 +3,6 @@
 import typing
 from dataclasses import replace
 
-from xfresearch.config.options import TrainingConfig
 from xfresearch.kernels import attention, defaults, grouped_matmul
 from xfresearch.kernels.choice import BY_NAME, Choice
 from xfresearch.models.context import Execution
@@ -11,7 +10,8 @@ from xfresearch.models.kinds import kind_of
 from xfresearch.models.place import Rows
 from xfresearch.models.stack import StackConfig
 from xfresearch.models.taps import ENCODER
-from xfresearch.run.config import Config
+from xfresearch.options.run_options import TrainingConfig
+from xfresearch.run_config.config import Config
 from xfresearch.runtime.errors import UserError
 
 ROWS = (1024, 4096, 8192, 16_384, 32_768)  # values of training.loss_rows that a sweep measures

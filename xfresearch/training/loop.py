@@ -29,7 +29,7 @@ from xfresearch.data.labelled import LabelledSplit
 from xfresearch.data.labels import predicts_next
 from xfresearch.data.pipeline import Batches, Split, evaluation_batches, prepare
 from xfresearch.evaluation.losses import summary, sums_of_batches
-from xfresearch.run.config import Config
+from xfresearch.run_config.config import Config
 from xfresearch.runtime import distributed
 from xfresearch.runtime.errors import Diverged, require
 from xfresearch.runtime.progress import stage

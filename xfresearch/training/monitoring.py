@@ -10,9 +10,9 @@ import numpy as np
 from etils import epath
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from xfresearch.config.options import LogConfig
-from xfresearch.run.closed_form import costs
-from xfresearch.run.config import Config
+from xfresearch.options.run_options import LogConfig
+from xfresearch.run_config.closed_form import costs
+from xfresearch.run_config.config import Config
 from xfresearch.runtime.files import in_bucket, inside
 from xfresearch.runtime.hardware import peak_flops
 

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from xfresearch.config.options import OptimizerConfig
+from xfresearch.options.run_options import OptimizerConfig
 from xfresearch.runtime.errors import nearest, require
 from xfresearch.runtime.trees import by_path, split
 from xfresearch.sharding.letters import Axes

@@ -17,7 +17,7 @@ from xfresearch.data import coverage
 from xfresearch.data.labels import predicted
 from xfresearch.data.tasks.task import ENDLESS
 from xfresearch.models.words import model_line
-from xfresearch.run.config import Config
+from xfresearch.run_config.config import Config
 from xfresearch.runtime import xla_flags
 from xfresearch.runtime.hardware import kinds_of
 from xfresearch.runtime.progress import amount

@@ -21,7 +21,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from xfresearch.evaluation.losses import make_evaluator
 from xfresearch.models import transformer
 from xfresearch.models.context import SOURCE
-from xfresearch.run.config import Config
+from xfresearch.run_config.config import Config
 from xfresearch.runtime.trees import join
 from xfresearch.sharding.partition import batch_sharding, state_shardings
 from xfresearch.training.hyperparameters import hyper_of, learning_rate, without_hyper

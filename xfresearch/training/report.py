@@ -17,8 +17,8 @@ from xfresearch.pages.charts import Curve, line_chart, thinned
 from xfresearch.pages.drawing import draw_block
 from xfresearch.pages.html import write_page
 from xfresearch.pages.panel import panel_pictures
-from xfresearch.run.closed_form import costs
-from xfresearch.run.config import Config
+from xfresearch.run_config.closed_form import costs
+from xfresearch.run_config.config import Config
 from xfresearch.runtime.files import inside
 from xfresearch.training.metrics import read_metrics
 from xfresearch.training.samples import sampling_in_words

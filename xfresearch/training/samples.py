@@ -3,7 +3,7 @@
 from xfresearch.data.corpora import documents
 from xfresearch.loading.language_model import LanguageModel
 from xfresearch.models.sampling import DEFAULT
-from xfresearch.run.config import Config
+from xfresearch.run_config.config import Config
 from xfresearch.runtime.progress import stage
 
 SEEDS = (0, 1, 2)

@@ -1,7 +1,7 @@
 """When a run measures, and how much of the held-out text it reads."""
 
 from xfresearch.data.pipeline import Split
-from xfresearch.run.config import Config
+from xfresearch.run_config.config import Config
 
 
 def due(config: Config, step: int) -> list[bool]:

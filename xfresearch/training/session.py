@@ -18,11 +18,11 @@ import jax
 from etils import epath
 
 from xfresearch.checkpoints import store
-from xfresearch.config.overrides import split
-from xfresearch.config.shipped import located
-from xfresearch.run.config import Config
-from xfresearch.run.config_files import Source
-from xfresearch.run.resolving import with_vocabulary
+from xfresearch.options.overrides import split
+from xfresearch.options.shipped import located
+from xfresearch.run_config.config import Config
+from xfresearch.run_config.config_files import Source
+from xfresearch.run_config.resolving import with_vocabulary
 from xfresearch.runtime import distributed
 from xfresearch.runtime.command import as_typed
 from xfresearch.runtime.errors import BUG, UserError, exit_code

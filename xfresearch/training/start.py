@@ -17,8 +17,6 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from xfresearch.checkpoints import manifest, store
 from xfresearch.checkpoints.digests import digests
-from xfresearch.config.comparing import flat
-from xfresearch.config.fields import leaves
 from xfresearch.data.cache import digest
 from xfresearch.data.labels import trains_on_labels
 from xfresearch.data.tokenizers import load_tokenizer, tokenizer_for
@@ -26,8 +24,10 @@ from xfresearch.loading import loading
 from xfresearch.models import transformer
 from xfresearch.models.model_config import ModelConfig
 from xfresearch.models.transformer import abstract_params
-from xfresearch.run import config_files
-from xfresearch.run.config import Config
+from xfresearch.options.comparing import flat
+from xfresearch.options.fields import leaves
+from xfresearch.run_config import config_files
+from xfresearch.run_config.config import Config
 from xfresearch.runtime import distributed
 from xfresearch.runtime.errors import require
 from xfresearch.runtime.trees import by_path, join, path_name, split

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from xfresearch.kernels.cross_entropy import linear_cross_entropy
 from xfresearch.models import encoder, transformer
 from xfresearch.models.context import Context, add_losses, source_in
-from xfresearch.run.config import Config
+from xfresearch.run_config.config import Config
 from xfresearch.runtime.trees import by_path, join
 from xfresearch.training.kernel_choices import execution, layers_choice
 

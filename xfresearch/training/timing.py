@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from xfresearch.config.comparing import fingerprint
-from xfresearch.run.config import Config
+from xfresearch.options.comparing import fingerprint
+from xfresearch.run_config.config import Config
 
 DOCUMENTS = 3  # of a sequence of random tokens
 UPDATES = 10  # of a turn

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from xfresearch.data.pipeline import Prefetch
-from xfresearch.run.config import Config
+from xfresearch.run_config.config import Config
 from xfresearch.runtime.errors import Diverged
 from xfresearch.runtime.progress import stage
 from xfresearch.sharding.first_execution import alone_at_first

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from etils import epath
 
-from xfresearch.run.config import Config
+from xfresearch.run_config.config import Config
 from xfresearch.runtime.errors import UserError
 from xfresearch.runtime.files import exists, in_bucket, inside, read_object, write_json
 from xfresearch.runtime.schema import check

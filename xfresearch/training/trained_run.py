@@ -8,8 +8,8 @@ from etils import epath
 from xfresearch.checkpoints import store
 from xfresearch.loading.language_model import LanguageModel
 from xfresearch.loading.loading import load
-from xfresearch.run.config import Config
-from xfresearch.run.config_files import read_json
+from xfresearch.run_config.config import Config
+from xfresearch.run_config.config_files import read_json
 from xfresearch.runtime.errors import UserError
 from xfresearch.runtime.files import exists, inside
 from xfresearch.runtime.run_rows import Rows

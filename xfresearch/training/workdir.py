@@ -17,12 +17,12 @@ from contextlib import contextmanager
 from etils import epath
 
 from xfresearch.checkpoints import store
-from xfresearch.config.comparing import RESULT, differences
-from xfresearch.config.reading import from_dict, to_json
 from xfresearch.data.given import remember
 from xfresearch.data.tokenizers import is_tokenizer_file
-from xfresearch.run.config import Config
-from xfresearch.run.config_files import read_json
+from xfresearch.options.comparing import RESULT, differences
+from xfresearch.options.reading import from_dict, to_json
+from xfresearch.run_config.config import Config
+from xfresearch.run_config.config_files import read_json
 from xfresearch.runtime import distributed
 from xfresearch.runtime.errors import UserError, disk_errors
 from xfresearch.runtime.files import (

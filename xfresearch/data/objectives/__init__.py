@@ -10,13 +10,13 @@ from typing import Protocol
 
 import numpy as np
 
-from xfresearch.config.options import RunConfig
 from xfresearch.data.objectives import prefix
 from xfresearch.data.objectives.masked import Masked
 from xfresearch.data.objectives.prefix import Prefix, RowPrefix
 from xfresearch.data.objectives.span_corruption import SpanCorruption, raw_length
 from xfresearch.data.packed import PackedSplit
 from xfresearch.data.tokenizers import Tokenizer
+from xfresearch.options.run_options import RunConfig
 from xfresearch.runtime.errors import require
 
 HELD_OUT = 2**63  # the seed of held-out rows; those of runs are smaller

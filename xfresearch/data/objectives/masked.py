@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from xfresearch.config import objectives as options
 from xfresearch.data.tokenizers import Tokenizer
 from xfresearch.data.tokenizers.added_ids import mask_id, special_ids
+from xfresearch.options import objectives as options
 
 
 @dataclass(frozen=True)

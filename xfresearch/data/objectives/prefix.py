@@ -10,10 +10,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from xfresearch.config import objectives as options
 from xfresearch.data.pairs import pair_packing
 from xfresearch.data.pairs.pair_packing import Pair
 from xfresearch.data.tokenizers import Tokenizer
+from xfresearch.options import objectives as options
 from xfresearch.runtime.errors import require
 
 

@@ -5,13 +5,13 @@ texts in order), and for tokenizers that are trained `documents(split)` and `n_b
 add a task, write a class like those of pair_tasks.py and add a line to TASKS.
 """
 
-from xfresearch.config.options import DataConfig
-from xfresearch.config.reading import from_dict
 from xfresearch.data.given import require_given_corpus
 from xfresearch.data.labels import options_of
 from xfresearch.data.pairs.pair_files import PairFiles
 from xfresearch.data.pairs.pair_tasks import PairTask, Reverse, Sort
 from xfresearch.data.pairs.translation import Translation
+from xfresearch.options.reading import from_dict
+from xfresearch.options.run_options import DataConfig
 
 TASKS: dict[str, type[PairTask]] = {"sort": Sort, "reverse": Reverse, "translation": Translation}
 

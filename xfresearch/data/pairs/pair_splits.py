@@ -11,7 +11,6 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from xfresearch.config.options import DataConfig, RunConfig
 from xfresearch.data import coverage
 from xfresearch.data.cache import build_once, cache_root, complete, digest, read_meta, write_meta
 from xfresearch.data.corpora import open_split
@@ -21,6 +20,7 @@ from xfresearch.data.pairs.pair_packing import Pair
 from xfresearch.data.pairs.pair_tasks import PairTask
 from xfresearch.data.row_file import RowFile, RowWriter
 from xfresearch.data.tokenizers import Tokenizer, tokenizer_for
+from xfresearch.options.run_options import DataConfig, RunConfig
 from xfresearch.runtime.errors import UserError
 from xfresearch.runtime.files import inside
 from xfresearch.runtime.progress import stage

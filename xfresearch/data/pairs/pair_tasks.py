@@ -10,9 +10,9 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from itertools import islice
 
-from xfresearch.config.fields import option
 from xfresearch.data.tasks.task import ENDLESS
 from xfresearch.data.text_sources import SPLITS, split_of
+from xfresearch.options.fields import option
 from xfresearch.runtime.errors import UserError, require
 
 SAMPLE = 2000  # pairs that a tokenizer is trained on

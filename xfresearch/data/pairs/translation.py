@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from itertools import cycle
 from typing import NamedTuple
 
-from xfresearch.config.fields import option
 from xfresearch.data.pairs.pair_tasks import PairTask
+from xfresearch.options.fields import option
 
 _NOUNS = """dog fosa, cat dirape, bird doman, horse pobu, king subus, queen bebun, doctor mepas, farmer pedus,
 painter giduta, soldier bugosu, sailor vinur, teacher keven, river ripol, garden niradu,

@@ -17,9 +17,9 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from xfresearch.config.fields import option
 from xfresearch.data.tasks.node_words import Word, number_of_nodes, require_words, words
 from xfresearch.data.tasks.task import Answer, Sample, Task, next_tokens
+from xfresearch.options.fields import option
 
 BEGIN, DEGREE = 0, 4
 Parents = Mapping[Word, Sequence[Word]]  # of each node, those on which it depends

@@ -25,8 +25,8 @@ from functools import lru_cache
 
 import numpy as np
 
-from xfresearch.config.fields import option
 from xfresearch.data.tasks.task import Answer, Examples, Sample, Task, next_tokens
+from xfresearch.options.fields import option
 
 BEGIN = 0
 NAME = (400, 400, 1000)

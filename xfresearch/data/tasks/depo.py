@@ -13,9 +13,9 @@ N = 225, 300 or 375 words of 1 to 2 tokens (m = 50), its Depo2 N = 75, 100 or 12
 import random
 from dataclasses import dataclass
 
-from xfresearch.config.fields import option
 from xfresearch.data.tasks.node_words import number_of_nodes, require_words, words
 from xfresearch.data.tasks.task import Answer, Sample, Task, next_tokens
+from xfresearch.options.fields import option
 
 BEGIN = 0
 

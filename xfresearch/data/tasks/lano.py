@@ -20,8 +20,8 @@ from typing import Literal
 
 import numpy as np
 
-from xfresearch.config.fields import option
 from xfresearch.data.tasks.task import Answer, Examples, Sample, Task, next_tokens
+from xfresearch.options.fields import option
 from xfresearch.runtime.errors import require
 from xfresearch.runtime.progress import stage
 

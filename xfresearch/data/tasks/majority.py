@@ -19,9 +19,9 @@ from functools import cache, lru_cache
 
 import numpy as np
 
-from xfresearch.config.fields import option
 from xfresearch.data.splits import rows_of
 from xfresearch.data.tasks.task import Examples, Labelled, one_label_each
+from xfresearch.options.fields import option
 from xfresearch.runtime.errors import require
 
 

@@ -14,8 +14,8 @@ import operator
 import random
 from dataclasses import dataclass
 
-from xfresearch.config.fields import option
 from xfresearch.data.tasks.task import Answer, Sample, Task, next_tokens
+from xfresearch.options.fields import option
 
 OPERATIONS = (operator.add, operator.sub, operator.mul)
 NAMES = 2  # tokens of the same meaning

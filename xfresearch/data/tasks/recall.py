@@ -12,8 +12,8 @@ at once. Difficulty is P. docs/playground.md says in what the published code dif
 import random
 from dataclasses import dataclass
 
-from xfresearch.config.fields import option
 from xfresearch.data.tasks.task import NO_LABEL, Sample, Task
+from xfresearch.options.fields import option
 from xfresearch.runtime.errors import require
 
 

@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from xfresearch.config.fields import option
 from xfresearch.data.splits import SPLITS
+from xfresearch.options.fields import option
 from xfresearch.runtime.errors import require
 
 NO_LABEL = -1

@@ -14,7 +14,7 @@ MASKS = ("[MASK]", "<mask>")  # BERT's, and those of RoBERTa and BART
 
 
 def added_ids(objective: Any, special_tokens: dict[str, int]) -> int:
-    """The number of ids that an objective (config/objectives.py) adds to a tokenizer with these special tokens."""
+    """The number of ids that an objective (options/objectives.py) adds to a tokenizer with these special tokens."""
     if objective.kind == "masked":
         return int(not any(name in special_tokens for name in MASKS))
     if objective.kind == "span_corruption":

@@ -5,10 +5,10 @@ from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 
-from xfresearch.config.options import DataConfig
 from xfresearch.data.cache import digest
 from xfresearch.data.corpora import open_corpus, open_split
 from xfresearch.data.tokenizers.hugging_face import END_OF_TEXT
+from xfresearch.options.run_options import DataConfig
 from xfresearch.runtime.progress import stage
 
 # GPT-4's pattern: a word includes one character before it, numbers are split into at most three digits, punctuation

@@ -4,7 +4,6 @@ import json
 
 from etils import epath
 
-from xfresearch.config.options import DataConfig
 from xfresearch.data.cache import build_once, cache_root
 from xfresearch.data.given import require_given
 from xfresearch.data.tokenizers import bpe, special_tokens
@@ -14,6 +13,7 @@ from xfresearch.data.tokenizers.hugging_face import HuggingFaceTokenizer, gpt2_t
 from xfresearch.data.tokenizers.llama2c import Llama2cTokenizer
 from xfresearch.data.tokenizers.sentence_piece import SentencePieceTokenizer
 from xfresearch.data.tokenizers.word_piece import VOCABULARY, bert_tokenizer
+from xfresearch.options.run_options import DataConfig
 from xfresearch.runtime.errors import UserError, nearest
 from xfresearch.runtime.files import (
     exists,

@@ -23,7 +23,6 @@ from typing import Literal, Self
 import jax
 import jax.numpy as jnp
 
-from xfresearch.config.fields import option
 from xfresearch.models.context import Aux, Context
 from xfresearch.models.costs import Costs
 from xfresearch.models.feed_forwards.activations import ACTIVATIONS
@@ -32,6 +31,7 @@ from xfresearch.models.norms import HIDDEN, Norm, NormSpec
 from xfresearch.models.parameters import kernel_std
 from xfresearch.models.place import Place
 from xfresearch.models.sublayer import Memory, MemoryPart, SublayerConfig, SublayerModule, reads
+from xfresearch.options.fields import option
 from xfresearch.runtime.errors import require
 
 

@@ -39,7 +39,6 @@ from typing import TYPE_CHECKING, Literal
 import jax
 import jax.numpy as jnp
 
-from xfresearch.config.fields import changed, group, option, where
 from xfresearch.kernels.choice import Choice
 from xfresearch.kernels.dtypes import wide_dtype
 from xfresearch.kernels.grouped_matmul import Call, choose_grouped_matmul
@@ -53,6 +52,7 @@ from xfresearch.models.linear import Linear, Shape
 from xfresearch.models.parameters import parameter
 from xfresearch.models.place import Place, Rows
 from xfresearch.models.sublayer import Memory, MemoryPart, SublayerConfig, SublayerModule, Traffic, reads
+from xfresearch.options.fields import changed, group, option, where
 from xfresearch.runtime.errors import require
 from xfresearch.sharding.devices import platform
 

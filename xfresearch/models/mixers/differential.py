@@ -20,7 +20,6 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
-from xfresearch.config.fields import changed, group, option, where
 from xfresearch.kernels.attention import alterations, attention, choose_attention, describe
 from xfresearch.kernels.masks import Mask
 from xfresearch.models.context import Aux, Context
@@ -34,6 +33,7 @@ from xfresearch.models.norms import HIDDEN, Norm, NormSpec
 from xfresearch.models.parameters import parameter, times
 from xfresearch.models.place import Place, Rows
 from xfresearch.models.sublayer import SublayerConfig, SublayerModule, Traffic
+from xfresearch.options.fields import changed, group, option, where
 from xfresearch.runtime.errors import require
 
 LAMBDA_STD = 0.1  # of the vectors of lambda, as in the authors' code

@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, Literal
 
 import jax.numpy as jnp
 
-from xfresearch.config.fields import group, option
 from xfresearch.kernels import lambda_scan as scan
 from xfresearch.models.context import Aux, Context
 from xfresearch.models.costs import Costs, weights
@@ -33,6 +32,7 @@ from xfresearch.models.norms import NORMS, Norm
 from xfresearch.models.parameters import draw, kernel_std, parameter
 from xfresearch.models.place import Place
 from xfresearch.models.sublayer import SublayerConfig, SublayerModule
+from xfresearch.options.fields import group, option
 from xfresearch.runtime.errors import UserError, require
 
 if TYPE_CHECKING:  # a checker cannot read the values of a table

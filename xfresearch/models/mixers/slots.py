@@ -16,7 +16,6 @@ from typing import Literal
 
 import jax
 
-from xfresearch.config.fields import changed, option, where
 from xfresearch.kernels.plain_attention import mix, scores
 from xfresearch.kernels.slots_attention import slots_attention
 from xfresearch.kernels.softcap import softcapped
@@ -30,6 +29,7 @@ from xfresearch.models.mixers.softmax.projections import heads_of
 from xfresearch.models.parameters import plus
 from xfresearch.models.place import Place
 from xfresearch.models.sublayer import Memory, MemoryPart, SublayerConfig, SublayerModule
+from xfresearch.options.fields import changed, option, where
 from xfresearch.runtime.errors import require
 
 IN_SOFTMAX = where(memory_activation="softmax")

@@ -11,7 +11,6 @@ from typing import Literal
 
 import jax.numpy as jnp
 
-from xfresearch.config.fields import changed, group, option, where
 from xfresearch.models.context import Context
 from xfresearch.models.costs import Costs, weights
 from xfresearch.models.mixers.softmax.attention import Attention
@@ -22,6 +21,7 @@ from xfresearch.models.parameters import parameter, times
 from xfresearch.models.place import Place, Rows
 from xfresearch.models.stream import Carried
 from xfresearch.models.sublayer import SublayerConfig
+from xfresearch.options.fields import changed, group, option, where
 
 
 @dataclass(frozen=True)

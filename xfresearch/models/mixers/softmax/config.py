@@ -3,7 +3,6 @@
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from xfresearch.config.fields import changed, option
 from xfresearch.models.mixers.memory_slots import slot_values, wide_slots
 from xfresearch.models.mixers.softmax.options import (
     PROJECTIONS,
@@ -18,6 +17,7 @@ from xfresearch.models.mixers.softmax.options import (
 from xfresearch.models.mixers.softmax.projections import head_sizes, matrices
 from xfresearch.models.place import Place
 from xfresearch.models.sublayer import MemoryPart, SublayerConfig
+from xfresearch.options.fields import changed, option
 from xfresearch.runtime.errors import require
 
 A = TypeVar("A", bound="Attending")

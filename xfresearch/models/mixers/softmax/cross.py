@@ -17,7 +17,6 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
-from xfresearch.config.fields import changed
 from xfresearch.kernels.masks import EVERYTHING
 from xfresearch.models.context import Aux, Context
 from xfresearch.models.costs import Costs, shared_by
@@ -27,6 +26,7 @@ from xfresearch.models.mixers.softmax.config import HEAD_OPTIONS, Attending, hea
 from xfresearch.models.mixers.softmax.options import MemoryOptions, OutputOptions, ProjectOptions, WeightOptions
 from xfresearch.models.place import Place, Rows
 from xfresearch.models.sublayer import reads
+from xfresearch.options.fields import changed
 from xfresearch.runtime.errors import require
 
 

@@ -7,9 +7,9 @@ config from the classes of the steps that it shares.
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from xfresearch.config.fields import Needs, group, option, unless, where
 from xfresearch.models.feed_forwards.activations import ACTIVATIONS
 from xfresearch.models.norms import NORMS
+from xfresearch.options.fields import Needs, group, option, unless, where
 
 PROJECTIONS = ("query", "key", "value", "output")
 NOT_MERGED = unless(query="merged")

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from xfresearch.config.fields import choice, group, option, where
-from xfresearch.config.objectives import OBJECTIVES
+from xfresearch.options.fields import choice, group, option, where
+from xfresearch.options.objectives import OBJECTIVES
 
 
 @dataclass(frozen=True)
@@ -171,7 +171,7 @@ class StartConfig:
 
 @dataclass(frozen=True)
 class RunConfig:
-    """The options of a run. Packages that know no model take this class; xfresearch.run.config adds the model's options."""
+    """The options of a run. Packages that know no model take this class; run_config/config.py adds the model's options."""
 
     seed: int = option(
         0, "random seed of initialisation, batches and dropout", low=0, high=2**31 - 1, decides="training"

@@ -12,10 +12,10 @@ from contextlib import suppress
 from pathlib import Path
 
 from xfresearch import __version__
-from xfresearch.config import shipped
-from xfresearch.config.fields import Choice
-from xfresearch.config.overrides import find, split
 from xfresearch.data.cache import cache_root
+from xfresearch.options import shipped
+from xfresearch.options.fields import Choice
+from xfresearch.options.overrides import find, split
 from xfresearch.runtime.errors import UserError
 from xfresearch.runtime.files import write_text
 from xfresearch.runtime.identity import PACKAGE, source_digest

@@ -17,17 +17,17 @@ from absl import flags
 from etils import epath
 from ml_collections import ConfigDict, config_flags
 
-from xfresearch.config import shipped
-from xfresearch.config.fields import with_defaults
-from xfresearch.config.groups import Group, to_config_dict
-from xfresearch.config.overrides import find, split
-from xfresearch.config.reading import from_dict
 from xfresearch.data.given import as_given
 from xfresearch.models.encoder import EncoderConfig
 from xfresearch.models.model_config import ModelConfig
-from xfresearch.run import known_keys
-from xfresearch.run.config import Config
-from xfresearch.run.resolving import resolve
+from xfresearch.options import shipped
+from xfresearch.options.fields import with_defaults
+from xfresearch.options.groups import Group, to_config_dict
+from xfresearch.options.overrides import find, split
+from xfresearch.options.reading import from_dict
+from xfresearch.run_config import known_keys
+from xfresearch.run_config.config import Config
+from xfresearch.run_config.resolving import resolve
 from xfresearch.runtime.errors import UserError, shortened
 from xfresearch.runtime.files import exists, read_object
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from xfresearch.config.fields import option
+from xfresearch.options.fields import option
 
 
 @dataclass(frozen=True)

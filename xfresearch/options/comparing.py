@@ -5,7 +5,7 @@ import json
 from collections.abc import Iterable
 from functools import cache
 
-from xfresearch.config.fields import leaves
+from xfresearch.options.fields import leaves
 
 RESULT = ("function", "initialisation", "training", "precision")  # options that decide one of these change the result
 

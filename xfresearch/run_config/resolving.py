@@ -3,12 +3,12 @@
 from dataclasses import replace
 from typing import Any
 
-from xfresearch.config.fields import check_read
-from xfresearch.config.options import DataConfig
-from xfresearch.config.reading import from_dict
 from xfresearch.data.labels import TEXT_OPTIONS, open_data_set, trains_on_labels
 from xfresearch.models.model_config import LIMITS, ModelConfig, longest_sequence, resolve_model, without_prefix
-from xfresearch.run.config import Config
+from xfresearch.options.fields import check_read
+from xfresearch.options.reading import from_dict
+from xfresearch.options.run_options import DataConfig
+from xfresearch.run_config.config import Config
 from xfresearch.runtime.errors import require
 
 OF_SOURCES = ("seq2seq", "span_corruption", "prefix")  # kinds of data.objective whose batches have sources

@@ -7,8 +7,8 @@ import typing
 from ml_collections import ConfigDict, FieldReference
 from ml_collections.config_dict import placeholder
 
-from xfresearch.config.fields import Choice
-from xfresearch.config.reading import check_choice
+from xfresearch.options.fields import Choice
+from xfresearch.options.reading import check_choice
 from xfresearch.runtime.errors import UserError
 
 

@@ -11,8 +11,8 @@ import typing
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar, cast
 
-from xfresearch.config.fields import CHOOSING, Choice
-from xfresearch.config.other_names import OTHER_NAMES
+from xfresearch.options.fields import CHOOSING, Choice
+from xfresearch.options.other_names import OTHER_NAMES
 from xfresearch.runtime.errors import UserError, did_you_mean, nearest
 from xfresearch.runtime.schema import is_number
 

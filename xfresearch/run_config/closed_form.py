@@ -4,7 +4,7 @@ from typing import Any
 
 from xfresearch.models.costs import Costs
 from xfresearch.models.transformer import Transformer
-from xfresearch.run.resolving import model_from
+from xfresearch.run_config.resolving import model_from
 from xfresearch.runtime.errors import require
 
 

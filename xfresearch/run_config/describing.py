@@ -4,8 +4,8 @@ import dataclasses
 import typing
 from typing import NamedTuple
 
-from xfresearch.config.fields import Choice
-from xfresearch.run.config import Config
+from xfresearch.options.fields import Choice
+from xfresearch.run_config.config import Config
 
 
 class Row(NamedTuple):

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from typing import Any
 
-from xfresearch.config import shipped
-from xfresearch.config.fields import CHOOSING
-from xfresearch.config.other_names import OTHER_NAMES
-from xfresearch.config.reading import ending_in, nearest_key
+from xfresearch.options import shipped
+from xfresearch.options.fields import CHOOSING
+from xfresearch.options.other_names import OTHER_NAMES
+from xfresearch.options.reading import ending_in, nearest_key
 from xfresearch.runtime.errors import UserError, did_you_mean, nearest
 
 

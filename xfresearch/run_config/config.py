@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from xfresearch.config.fields import group
-from xfresearch.config.options import RunConfig
 from xfresearch.models.model_config import ModelConfig
+from xfresearch.options.fields import group
+from xfresearch.options.run_options import RunConfig
 
 
 @dataclass(frozen=True)
