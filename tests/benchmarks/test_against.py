@@ -26,7 +26,7 @@ def config():
 
 
 def rows(config, timers: dict, apart: bool = False) -> list[dict]:
-    return update.measured({name: lambda t=t: update.Row(config, t) for name, t in timers.items()}, 3, apart)
+    return update.measured({name: lambda t=t: update.TimedUpdate(config, t) for name, t in timers.items()}, 3, apart)
 
 
 def test_a_ratio_is_the_median_over_pairs_of_a_round(config):
@@ -60,12 +60,13 @@ def test_other_losses_of_tokens_are_not_timed(config, tmp_path):
 
 def test_the_time_of_a_config_with_fewer_tokens_is_compared_per_token(config):
     half = flags.read("configs/gpt2.py:tiny", ["--config.batch_size=4"])
-    starts = {"first": lambda: update.Row(config, Made([1.0] * 3)), "half": lambda: update.Row(half, Made([1.0] * 3))}
+    configs = {"first": config, "half": half}
+    starts = {name: lambda c=c: update.TimedUpdate(c, Made([1.0] * 3)) for name, c in configs.items()}
     assert update.measured(starts, 3, False)[1]["ratio"] == 0.5
 
 
 def test_runs_of_one_program_count_one_by_one(config):
-    (row,) = update.measured({"three": lambda: update.Row(config, Made([3.0] * 3), runs=3)}, 3, False)
+    (row,) = update.measured({"three": lambda: update.TimedUpdate(config, Made([3.0] * 3), runs=3)}, 3, False)
     assert row["seconds"] == [1.0] * 3
 
 

@@ -7,15 +7,15 @@ import pytest
 from scipy import stats
 
 from tests.tiny_runs import tiny_config
-from xfresearch.comparing.runs import Run
+from xfresearch.comparing.runs import ComparedRun
 from xfresearch.comparing.seeds import compare, grouped
 
 LOSSES = {"a": [2.0, 2.1, 1.95], "b": [2.5, 2.4, 2.6]}
 
 
-def run(path: str, name: str = "gpt2", seed: int = 0, step: int = 20, **changes) -> Run:
+def run(path: str, name: str = "gpt2", seed: int = 0, step: int = 20, **changes) -> ComparedRun:
     config = replace(tiny_config(name), seed=seed)
-    return Run(path, replace(config, **changes), [{"step": step, "kind": "train"}], "", step)
+    return ComparedRun(path, replace(config, **changes), [{"step": step, "kind": "train"}], "", step)
 
 
 def summaries(losses: dict[str, float | None], flops: dict[str, float] | None = None) -> dict:

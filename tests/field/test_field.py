@@ -13,16 +13,16 @@ FOLDER = Path(__file__).parent
 MOST_FILES, MOST_BYTES = 200, 20_000
 
 
-class Row(NamedTuple):
+class FileCase(NamedTuple):
     file: str
     door: str
     outcome: str
     what: str
 
 
-def rows() -> list[Row]:
+def rows() -> list[FileCase]:
     lines = (FOLDER / "table.txt").read_text().splitlines()
-    return [Row(*(part.strip() for part in line.split(" | "))) for line in lines if line and not line.startswith("#")]
+    return [FileCase(*(part.strip() for part in line.split(" | "))) for line in lines if line and not line.startswith("#")]
 
 
 @pytest.mark.parametrize("row", rows(), ids=lambda row: f"{row.door} {row.file}")

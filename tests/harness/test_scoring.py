@@ -190,7 +190,7 @@ def test_logits_are_computed_only_at_predicted_tokens():
     """16 rows of 64 tokens have 16 predicted tokens. Logits of all tokens would need 64 times as much memory."""
     lm = tiny_model("gpt2")
     params = jax.eval_shape(lambda: lm.params) | {"embed": {"table": jax.ShapeDtypeStruct((8192, 32), "float32")}}
-    arrays = scoring.make_batch([scoring.Row((1,) * 64, [(0, [1])])], 16, 64, 4)
+    arrays = scoring.make_batch([scoring.TokenRow((1,) * 64, [(0, [1])])], 16, 64, 4)
     config = type(lm.config)(**{**vars(lm.config), "vocab_size": 8192})
     memory = scoring.make_scorer(config, 10**6).lower(params, *arrays).compile().memory_analysis()
     assert memory.temp_size_in_bytes < 16 * 64 * 8192 * 4 / 4

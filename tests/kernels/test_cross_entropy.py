@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.simulated import results_on_devices
 from tests.tolerances import TOLERANCE, relative_error
 from xfresearch.kernels import cross_entropy
-from xfresearch.kernels.choice import Choice
+from xfresearch.kernels.choice import KernelChoice
 from xfresearch.kernels.cross_entropy import linear_cross_entropy, token_nll
 from xfresearch.kernels.head import Head
 
@@ -155,7 +155,7 @@ def test_differentiation_has_three_matrix_products():
 def padded(monkeypatch):
     """The vocabulary is padded as on a GPU, to a multiple of 8, and the table's gradient has the table's axes."""
     monkeypatch.setattr(cross_entropy, "platform", lambda mesh: "gpu")
-    monkeypatch.setattr(cross_entropy, "vocabulary_multiple", lambda mesh: Choice(8, ""))
+    monkeypatch.setattr(cross_entropy, "vocabulary_multiple", lambda mesh: KernelChoice(8, ""))
 
 
 def products(function, *arguments) -> list:
@@ -191,7 +191,7 @@ SHARDED = """
 import jax, numpy as np, jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 from xfresearch.kernels import cross_entropy
-from xfresearch.kernels.choice import Choice
+from xfresearch.kernels.choice import KernelChoice
 from xfresearch.kernels.cross_entropy import linear_cross_entropy, token_nll
 from xfresearch.kernels.head import Head
 rng = np.random.default_rng(0)
@@ -223,7 +223,7 @@ rows = [a.reshape(4, 16, *a.shape[1:]) for a in (x, labels, weights)]
 x, labels, weights = (put(a, P("fsdp")) for a in rows)
 expected = step(rows[0], head, *rows[1:]), token_nll(rows[0], head, rows[1])[0]
 for multiple in (1, 8):  # 8: the 12 ids of a shard are padded to 16, as on a GPU
-    cross_entropy.vocabulary_multiple = lambda mesh: Choice(multiple, "")
+    cross_entropy.vocabulary_multiple = lambda mesh: KernelChoice(multiple, "")
     found = jax.jit(lambda *a: step(*a, mesh=mesh))(x, jax.device_put(head, kept), labels, weights)
     check(found, expected[0])
     nll = jax.jit(lambda *a: token_nll(*a, rows=16, mesh=mesh))(x, jax.device_put(head, kept), labels)

@@ -11,7 +11,7 @@ from tests.kernels.attention_cases import draw, error, value_and_gradients
 from tests.tolerances import TOLERANCE
 from xfresearch.kernels import attention as attention_module
 from xfresearch.kernels.attention import attention
-from xfresearch.kernels.choice import Choice
+from xfresearch.kernels.choice import KernelChoice
 from xfresearch.kernels.masks import CAUSAL, EVERYTHING, Mask
 
 
@@ -82,7 +82,7 @@ def sdpa(monkeypatch):
 
     monkeypatch.setattr(sdpa, "check_cudnn_version", lambda: 91000)
     by_name = attention_module.choose_attention
-    chosen = lambda call, name: Choice("cudnn", "") if name == "auto" else by_name(call, name)  # noqa: E731
+    chosen = lambda call, name: KernelChoice("cudnn", "") if name == "auto" else by_name(call, name)  # noqa: E731
     monkeypatch.setattr(attention_module, "choose_attention", chosen)
     return sdpa
 

@@ -52,17 +52,17 @@ def config(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def trained(config, tmp_path_factory):
-    """(directory, calls) of a run whose batches are always read in time. The calls of `Run.report` are among them."""
+    """(directory, calls) of a run whose batches are always read in time. The calls of `Trainer.report` are among them."""
     workdir = tmp_path_factory.mktemp("runs") / "run"
     with recorded() as calls, pytest.MonkeyPatch.context() as patch:
-        report = loop.Run.report
+        report = loop.Trainer.report
 
         def reported(self, step, *arguments):
             calls.append(Call("report", str(step), ""))
             report(self, step, *arguments)
             calls.append(Call("reported", str(step), ""))
 
-        patch.setattr(loop.Run, "report", reported)
+        patch.setattr(loop.Trainer, "report", reported)
         patch.setattr(Prefetch, "ready", lambda self: self._waiting and self._waiting[0][1].exception() is None)
         loop.train(config, workdir, ByteTokenizer(), panel=Panel)
     return workdir, calls

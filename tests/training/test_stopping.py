@@ -48,7 +48,8 @@ def lines(code) -> range:
     return range(first, first + len(source))
 
 
-EVERY_LINE = (loop.train, loop.Run.measure, loop.Run.evaluate, loop.Run.save, stopping.StopSignal, stopping.until)
+EVERY_LINE = (loop.train, *(getattr(loop.Trainer, name) for name in ("measure", "evaluate", "save")))
+EVERY_LINE += (stopping.StopSignal, stopping.until)
 HANDLED = lines(stopping.StopSignal.__init__)[-1]  # from the line after it on, one process handles signals
 RESTORED = lines(stopping.StopSignal.restore)[-1]  # until this line
 ASKS, INTERRUPTED = at("stop = stopping.reached()")[0], at("raise Interrupted")[0]

@@ -99,7 +99,7 @@ def _share_memory(a) -> None:
         os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
 
-class Row:
+class TimedUpdate:
     """A row of the table. Each call runs one update. The functions that _ours and _theirs return make rows."""
 
     def __init__(self, config, timer, runs: int = 1, error: str = ""):
@@ -116,10 +116,10 @@ class Row:
 
 
 def _ours(config, runs: int):
-    def start() -> Row:
+    def start() -> TimedUpdate:
         from xfresearch.training.timing import Timer
 
-        return Row(config, Timer(config, runs), runs)
+        return TimedUpdate(config, Timer(config, runs), runs)
 
     return start
 
@@ -130,7 +130,7 @@ def _checkouts(a) -> list[str]:
 
 def _in_a_process(a, config, root: str = str(peers.ROOT)):
     """The first config with the code of a checkout, by default this one, in a process like those of other checkouts."""
-    return lambda: Row(config, peers.checkout_peer(root, ["--config", a.config[0], *a.overrides]))
+    return lambda: TimedUpdate(config, peers.checkout_peer(root, ["--config", a.config[0], *a.overrides]))
 
 
 def _again(a, config) -> dict:
@@ -151,9 +151,9 @@ def _theirs(a, config, folder: Path) -> dict:
         a.torch_python = peers.torch_python(a.torch_python, wanted[0])
         torch_model.write(config, folder, a.rounds + 2)
 
-    def torch(name: str) -> Row:
+    def torch(name: str) -> TimedUpdate:
         peer = peers.torch_peer(name, a.torch_python, folder)
-        return Row(config, peer, error=torch_model.tokens_differ(folder))
+        return TimedUpdate(config, peer, error=torch_model.tokens_differ(folder))
 
     return {name: partial(torch, name) if name in peers.TORCH else _in_a_process(a, config, name) for name in names}
 

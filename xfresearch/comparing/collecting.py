@@ -16,7 +16,7 @@ UNITS = {"loss": "nats per {target}", "bits_per_byte": "bits per byte"}
 class Comparison(NamedTuple):
     """The runs, for their curves, and `data`, which is what --json writes."""
 
-    runs: list[runs.Run]
+    runs: list[runs.ComparedRun]
     data: dict
 
 
@@ -80,7 +80,7 @@ def measure_all(options) -> tuple[dict, held_out.Reference | None, list[str]]:
     return measured, reference, notes
 
 
-def gaps(each: list[runs.Run], measured: dict) -> list[str]:
+def gaps(each: list[runs.ComparedRun], measured: dict) -> list[str]:
     """A note for each part that a run lacks."""
     notes = []
     for run in each:
@@ -103,7 +103,7 @@ def lost(measured: dict, measure: str) -> list[str]:
     return [f"{path}: {model.lost}{counts}" for path, model in measured.items() if model.lost]
 
 
-def other_machines(each: list[runs.Run]) -> list[str]:
+def other_machines(each: list[runs.ComparedRun]) -> list[str]:
     """A note if the runs were trained on different machines."""
     machines = {}
     for run in each:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from xfresearch.comparing import text
 from xfresearch.comparing.collecting import Comparison
-from xfresearch.comparing.runs import AXES, Run, curve
+from xfresearch.comparing.runs import AXES, ComparedRun, curve
 from xfresearch.options.run_options import DataConfig
 from xfresearch.pages.charts import Curve, line_chart, styles, thinned
 from xfresearch.pages.html import write_page
@@ -37,7 +37,7 @@ def write(path, comparison: Comparison) -> None:
     )
 
 
-def charts(runs: list[Run], measure: str, unit: str) -> dict[str, list[tuple[str, str, str]]]:
+def charts(runs: list[ComparedRun], measure: str, unit: str) -> dict[str, list[tuple[str, str, str]]]:
     """{axis: (title, caption, SVG) of each chart for which a run has values}."""
     by_axis: dict = {}
     of_runs = dict(zip((run.path for run in runs), styles(len(runs)), strict=True))
@@ -61,7 +61,7 @@ def charts(runs: list[Run], measure: str, unit: str) -> dict[str, list[tuple[str
     return by_axis
 
 
-def held_out_text(run: Run) -> str:
+def held_out_text(run: ComparedRun) -> str:
     """The text of a run's evaluations, in words."""
     data, split = run.config.data, run.config.evaluation.split
     field = f", {data.text_field}" if data.text_field != DataConfig.text_field else ""

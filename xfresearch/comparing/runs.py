@@ -16,7 +16,7 @@ AXES = {"step": "step", "tokens": "tokens seen", "flops": "FLOPs of training", "
 LAST_ROWS = 20  # the rows whose mean is the final training loss: a single batch is noisy
 
 
-class Run(NamedTuple):
+class ComparedRun(NamedTuple):
     """A run, or a model without one: then it has no rows."""
 
     path: str
@@ -30,24 +30,24 @@ def has_metrics(path: str) -> bool:
     return (loading.locate(path)[0] / "metrics.jsonl").exists()
 
 
-def read(path: str, measured=None) -> Run:
+def read(path: str, measured=None) -> ComparedRun:
     """Reads the run at `path`. Config and tokenizer are those of the model that was `measured` (held_out.Measured). By
     default, they are read from the run's directory."""
     workdir, _ = loading.locate(path)
     rows = read_metrics(inside(workdir, "metrics.jsonl")) if has_metrics(path) else []
     if measured:
-        return Run(path, measured.config, rows, measured.tokenizer, measured.step)
+        return ComparedRun(path, measured.config, rows, measured.tokenizer, measured.step)
     folder = inside(workdir, "tokenizer")
     digest = load_tokenizer(folder).digest if has_tokenizer(folder) else ""
-    return Run(path, loading.run_config(path), rows, digest)
+    return ComparedRun(path, loading.run_config(path), rows, digest)
 
 
-def options(run: Run) -> dict:
+def options(run: ComparedRun) -> dict:
     """{path: leaf} of the options of a run, without paths and thread counts of a machine."""
     return {leaf.path: leaf for leaf in leaves(run.config) if leaf.decides != "machine"}
 
 
-def differences(runs: list[Run]) -> dict[str, dict]:
+def differences(runs: list[ComparedRun]) -> dict[str, dict]:
     """{option: {path of each run that has it: its value}} of the options that differ, without paths and thread counts
     of a machine.
 
@@ -68,7 +68,7 @@ def differences(runs: list[Run]) -> dict[str, dict]:
     return different
 
 
-def summary(run: Run, measure: str) -> dict:
+def summary(run: ComparedRun, measure: str) -> dict:
     """Parameters, forward FLOPs per token, and the steps, tokens, seconds and loss of the training so far (None if
     unknown)."""
     own = costs(run.config.model, run.config.sequence_length)
@@ -88,7 +88,7 @@ def _last(positions: dict[int, float]) -> float | None:
     return list(positions.values())[-1] if positions else None
 
 
-def curve(run: Run, kind: str, measure: str, axis: str) -> np.ndarray:
+def curve(run: ComparedRun, kind: str, measure: str, axis: str) -> np.ndarray:
     """[points, 2]: the value of `axis` and the loss of the rows of `kind` ('train' or 'evaluation'); empty without
     any."""
     at = _positions(run, axis)
@@ -96,7 +96,7 @@ def curve(run: Run, kind: str, measure: str, axis: str) -> np.ndarray:
     return np.array([(at[row["step"]], row[measure]) for row in rows], float).reshape(-1, 2)
 
 
-def _positions(run: Run, axis: str) -> dict[int, float]:
+def _positions(run: ComparedRun, axis: str) -> dict[int, float]:
     """{step: value of `axis`} of every step with a row. An evaluation has the seconds of the training row before it."""
     tokens = run.config.batch_size * run.config.sequence_length  # per update
     per_token = costs(run.config.model, run.config.sequence_length).training_flops_per_token

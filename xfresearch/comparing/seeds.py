@@ -9,17 +9,17 @@ import math
 import numpy as np
 
 from xfresearch.comparing.pairing import CONFIDENCE, correct, of_runs
-from xfresearch.comparing.runs import Run, options
+from xfresearch.comparing.runs import ComparedRun, options
 from xfresearch.runtime.summaries import mean_interval
 
 WELCH = "Welch"
 SAME_COST = 0.01  # relative: FLOPs of training that differ by more are not equal
 
 
-def grouped(each: list[Run]) -> list[list[Run]]:
+def grouped(each: list[ComparedRun]) -> list[list[ComparedRun]]:
     """The runs in groups, in the order of their first runs. Runs of one group have equal options but for the seed, and as
     many steps; no seed is in a group twice. A model without a run is a group alone."""
-    members: dict[tuple, list[Run]] = {}
+    members: dict[tuple, list[ComparedRun]] = {}
     for number, run in enumerate(each):
         same = {path: repr(leaf.value) for path, leaf in options(run).items() if path != "seed"}
         key = (*sorted(same.items()), run.rows[-1]["step"], run.step) if run.rows else (number,)
@@ -28,7 +28,7 @@ def grouped(each: list[Run]) -> list[list[Run]]:
     return list(members.values())
 
 
-def compare(each: list[Run], summaries: dict[str, dict], margin: float) -> list[dict]:
+def compare(each: list[ComparedRun], summaries: dict[str, dict], margin: float) -> list[dict]:
     """A dict for each group: its runs, seeds and losses, their `mean` (None without losses), `half`, the half width of the
     mean's interval, and `flops` of training relative to the first group (None if unknown). Mean and half are NaN if a loss
     is: that run diverged. Groups after the first one have the `difference` of means and a `verdict`, and with at least two

@@ -119,7 +119,7 @@ def stream_site(lm, memory: str) -> str:
     """The site where what the memory writes is added to the stream. Raises UserError if it is not added unchanged."""
     (sublayer,) = (each for each in lm.config.sublayers() if each.path == written_by(memory))
     connection = sublayer.connection
-    if sublayer.norm("out") or connection.branch != ONE or connection.adds_to not in ("stream", "block"):
+    if sublayer.norm("out") or connection.gain != ONE or connection.adds_to not in ("stream", "block"):
         raise UserError(f"memit is not allowed with {memory}: what it writes is not added to the stream unchanged")
     return "sum" if sublayer.norm("post") else "residual"
 

@@ -35,7 +35,7 @@ class Window(NamedTuple):
     source: tuple[int, ...] = ()
 
 
-class Row(NamedTuple):
+class TokenRow(NamedTuple):
     """The inputs of a row, and the targets of each window that shares it: (index of the request, last tokens)."""
 
     inputs: tuple[int, ...]
@@ -95,7 +95,7 @@ def score(
     sums = [0.0] * len(requests)
     greedy = [True] * len(requests)
 
-    def collect(rows: list[Row], outputs) -> list:
+    def collect(rows: list[TokenRow], outputs) -> list:
         done = []
         for index, nll, correct in window_scores(rows, *on_host(dict(enumerate(outputs))).values()):
             sums[index] -= nll
@@ -120,7 +120,7 @@ def score(
 
 def batches(
     requests: Sequence[list[Window]], length: int, batch_size: int, mesh=None
-) -> Iterator[tuple[list[Row], tuple]]:
+) -> Iterator[tuple[list[TokenRow], tuple]]:
     """Batches, the longest first: (rows, padded size). The size is the number of rows, of tokens and of targets."""
     shards = mesh.shape["context"] if mesh else 1  # lengths must be multiples of this
     by_size: dict = {}
@@ -135,17 +135,17 @@ def batches(
             yield rows[first : first + count], (count, tokens, targets)
 
 
-def make_rows(requests: Sequence[list[Window]]) -> list[Row]:
+def make_rows(requests: Sequence[list[Window]]) -> list[TokenRow]:
     """One row for each distinct input."""
     rows: dict = {}
     for index, windows in enumerate(requests):
         for tokens, scored, source in windows:
-            row = rows.setdefault((inputs := tuple(tokens[:-1]), source), Row(inputs, [], source))
+            row = rows.setdefault((inputs := tuple(tokens[:-1]), source), TokenRow(inputs, [], source))
             row.windows.append((index, tokens[len(tokens) - scored :]))
     return list(rows.values())
 
 
-def make_batch(rows: list[Row], count: int, tokens: int, targets: int, mesh=None) -> tuple[dict, dict]:
+def make_batch(rows: list[TokenRow], count: int, tokens: int, targets: int, mesh=None) -> tuple[dict, dict]:
     """Inputs [count, tokens] and targets [count, targets] of a batch, sharded over the mesh."""
     count, place_inputs = placing.batch_placer(mesh, count, tokens)
     _, place_targets = placing.batch_placer(mesh, count, targets)
@@ -163,7 +163,7 @@ def make_batch(rows: list[Row], count: int, tokens: int, targets: int, mesh=None
     return place_inputs(inputs) | _sources(rows, count, mesh), place_targets(predicted)
 
 
-def _sources(rows: list[Row], count: int, mesh) -> dict:
+def _sources(rows: list[TokenRow], count: int, mesh) -> dict:
     """The arrays of the sources [count, S] of a batch; {} without an encoder."""
     if not any(row.source for row in rows):
         return {}
@@ -176,7 +176,7 @@ def _sources(rows: list[Row], count: int, mesh) -> dict:
     return place(dict(zip(SOURCE, (tokens_BS, segments_BS, positions_BS), strict=True)))
 
 
-def window_scores(rows: list[Row], nll_BS, correct_BS) -> Iterator[tuple[int, float, bool]]:
+def window_scores(rows: list[TokenRow], nll_BS, correct_BS) -> Iterator[tuple[int, float, bool]]:
     """(index of the request, nats, whether every target was the likeliest token) for each window of a batch."""
     for row, nll_S, correct_S in zip(rows, nll_BS, correct_BS, strict=False):  # the rows after are padding
         first = 0

@@ -4,14 +4,14 @@ norm of the embedding, no norm at the end of a stack, biases everywhere.
 `transformers` adds `final_logits_bias`, mostly zeros, to the logits. The model has this parameter only if it is not 0.
 """
 
-from xfresearch.interop.family import Family, Key, Row, in_both, keys_of_both, linear, norm, of_encoder, row
+from xfresearch.interop.family import Family, Key, TensorRow, in_both, keys_of_both, linear, norm, of_encoder, row
 from xfresearch.interop.gpt2 import PLAIN
 from xfresearch.models.mixers.softmax.options import PROJECTIONS
 
 LOGITS_BIAS = "final_logits_bias"
 
 
-def attention(theirs: str, ours: str, source: str) -> tuple[Row, ...]:
+def attention(theirs: str, ours: str, source: str) -> tuple[TensorRow, ...]:
     """The four matrices and biases of a sublayer that reads keys and values of a stream of width `source`."""
     return (
         *linear(f"{theirs}.q_proj", f"{ours}/query", "HK D"),
@@ -22,7 +22,7 @@ def attention(theirs: str, ours: str, source: str) -> tuple[Row, ...]:
     )
 
 
-def stack(name: str) -> tuple[Row, ...]:
+def stack(name: str) -> tuple[TensorRow, ...]:
     """The rows that both stacks have."""
     layer = f"model.{name}.layers.{{layer}}"
     return (

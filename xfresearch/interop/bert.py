@@ -5,7 +5,7 @@ A folder's pooler and its next-sentence head, which read the first token for cla
 bert-base-uncased, call gains gamma and biases beta.
 """
 
-from xfresearch.interop.family import Family, Key, Row, linear, norm, row
+from xfresearch.interop.family import Family, Key, TensorRow, linear, norm, row
 from xfresearch.interop.gpt2 import PLAIN
 from xfresearch.models.mixers.softmax.options import PROJECTIONS
 
@@ -41,7 +41,7 @@ NEEDS |= {"is_decoder": False, "add_cross_attention": False}
 OLD_NAMES = {".gamma": ".weight", ".beta": ".bias"}
 
 
-def encoder(name: str) -> tuple[Row, ...]:
+def encoder(name: str) -> tuple[TensorRow, ...]:
     """The embedding and the layers, whose tensors have this prefix."""
     embeddings, layer = f"{name}.embeddings", f"{name}.encoder.layer.{{layer}}"
     return (

@@ -83,7 +83,7 @@ class Part(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Row:
+class TensorRow:
     """A Hugging Face tensor and the parameters that it holds. {layer} and {expert} in its name stand for numbers.
 
     dims: its dimensions, outermost first; each is a product of letters, outermost first. A digit n stands for n parts of
@@ -133,11 +133,11 @@ class Row:
         return letters if "G" in self.dims else letters.replace("G", "H")
 
 
-def row(theirs: str, dims: str, *ours: str, paired: bool = False, gated: bool | None = None) -> Row:
-    return Row(theirs, dims, ours, paired, gated=gated)
+def row(theirs: str, dims: str, *ours: str, paired: bool = False, gated: bool | None = None) -> TensorRow:
+    return TensorRow(theirs, dims, ours, paired, gated=gated)
 
 
-def of_encoder(rows: Iterable[Row]) -> tuple[Row, ...]:
+def of_encoder(rows: Iterable[TensorRow]) -> tuple[TensorRow, ...]:
     """Rows whose parameters are the encoder's."""
     return tuple(replace(each, stack=ENCODER) for each in rows)
 
@@ -152,12 +152,12 @@ def keys_of_both(*keys: Key) -> tuple[Key, ...]:
     return tuple(each for key in keys for each in (key, replace(key, ours=f"{OF_ENCODER}{key.ours}")))
 
 
-def linear(theirs: str, ours: str, dims: str) -> tuple[Row, Row]:
+def linear(theirs: str, ours: str, dims: str) -> tuple[TensorRow, TensorRow]:
     """The weight and bias of a torch Linear. `dims` are outputs, then inputs."""
     return row(f"{theirs}.weight", dims, f"{ours}/kernel"), row(f"{theirs}.bias", dims.split()[0], f"{ours}/bias")
 
 
-def norm(theirs: str, ours: str, dims: str = "D") -> tuple[Row, Row]:
+def norm(theirs: str, ours: str, dims: str = "D") -> tuple[TensorRow, TensorRow]:
     """The gain and bias of a norm."""
     return row(f"{theirs}.weight", dims, f"{ours}/gain"), row(f"{theirs}.bias", dims, f"{ours}/bias")
 
@@ -203,7 +203,7 @@ class Family:
     architecture: str  # the class of `transformers` that reads it
     fixed: Mapping[str, object]  # values of our fields that all its models share
     keys: tuple[Key, ...]  # a later key overrides an earlier key of the same field
-    rows: tuple[Row, ...]
+    rows: tuple[TensorRow, ...]
     rope: Rope | None = None
     by_layer: ByLayer | None = None
     needs: dict[str, object] = field(default_factory=dict)  # keys of config.json that must have this value

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from xfresearch.interop.family import Family, Part, Row
+from xfresearch.interop.family import Family, Part, TensorRow
 from xfresearch.models import transformer
 from xfresearch.models.layers import layers
 from xfresearch.models.mixers.softmax.config import rotary_size
@@ -21,7 +21,7 @@ class TensorMapping(NamedTuple):
 
     name: str  # of the Hugging Face tensor
     shape: tuple[int, ...]
-    row: Row
+    row: TensorRow
     parts: tuple[Part, ...]
     rotated: int  # head dimensions that RoPE rotates in another order than ours; 0 for none
 
@@ -63,7 +63,7 @@ def mappings(family: Family, model: ModelConfig, shapes: dict[str, tuple]) -> It
 
 
 def _mapping(
-    row: Row, name: str, stack: str, index: tuple, letters: dict, shapes, block=None
+    row: TensorRow, name: str, stack: str, index: tuple, letters: dict, shapes, block=None
 ) -> Iterator[TensorMapping]:
     """The mapping of one tensor; nothing if the model lacks its parameters (biases, an untied head)."""
     paths = [stack + ours for ours in row.ours]

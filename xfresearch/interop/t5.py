@@ -5,7 +5,7 @@ layer, and a head of their own without the factor. `transformers` ties the head 
 keeps the factor as `scale_decoder_outputs`, which older folders give as `tie_word_embeddings`.
 """
 
-from xfresearch.interop.family import Family, Key, Row, Unsupported, in_both, keys_of_both, norm, of_encoder, row
+from xfresearch.interop.family import Family, Key, TensorRow, Unsupported, in_both, keys_of_both, norm, of_encoder, row
 
 ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "silu": "swish"}
 GATED = {"gelu": "geglu_tanh", "gelu_new": "geglu_tanh", "silu": "swiglu", "relu": "reglu"}
@@ -15,13 +15,13 @@ HEAD, TABLE = "lm_head.weight", "shared.weight"
 COPIES = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")  # of the table; some folders have them alone
 
 
-def attention(theirs: str, ours: str, source: str) -> tuple[Row, ...]:
+def attention(theirs: str, ours: str, source: str) -> tuple[TensorRow, ...]:
     """The four matrices of a sublayer that reads keys and values of a stream of width `source`."""
     pairs = {"q": ("query", "HK D"), "k": ("key", f"HK {source}"), "v": ("value", f"HK {source}"), "o": ("output", "D HK")}
     return tuple(row(f"{theirs}.{name}.weight", dims, f"{ours}/{part}/kernel") for name, (part, dims) in pairs.items())
 
 
-def layers(stack: str, feed_forward: int) -> tuple[Row, ...]:
+def layers(stack: str, feed_forward: int) -> tuple[TensorRow, ...]:
     """The rows that both stacks have. The feed-forward layer is sublayer number `feed_forward`."""
     block = f"{stack}.block.{{layer}}.layer"
     dense = f"{block}.{feed_forward}.DenseReluDense"

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 
 from xfresearch.kernels.blocked_attention import blocked
-from xfresearch.kernels.choice import Choice, choose
+from xfresearch.kernels.choice import KernelChoice, choose
 from xfresearch.kernels.chunked_attention import chunked
 from xfresearch.kernels.cudnn_attention import cudnn
 from xfresearch.kernels.defaults import ATTENTION, preferred
@@ -142,7 +142,7 @@ REFUSALS = {
 }
 
 
-def choose_attention(call: Call, implementation="auto") -> Choice[str]:
+def choose_attention(call: Call, implementation="auto") -> KernelChoice[str]:
     """The kernel for `call`, and the reason. Raises UserError if a kernel selected by name does not support it."""
     return choose("training.attention_kernel", implementation, call, REFUSALS, preferred(ATTENTION, call), "plain")
 

@@ -9,12 +9,14 @@ BY_NAME = "selected by name"
 Name = TypeVar("Name", str, int)
 
 
-class Choice(NamedTuple, Generic[Name]):
+class KernelChoice(NamedTuple, Generic[Name]):
     name: Name  # of a kernel, or a number
     reason: str
 
 
-def choose(key: str, asked: str, call, refusals: dict[str, Callable], preferred: dict[str, str], rest: str) -> Choice[str]:
+def choose(
+    key: str, asked: str, call, refusals: dict[str, Callable], preferred: dict[str, str], rest: str
+) -> KernelChoice[str]:
     """The kernel for `call`, and the reason.
 
     key: the config key of the option, for errors.
@@ -31,11 +33,11 @@ def choose(key: str, asked: str, call, refusals: dict[str, Callable], preferred:
         refusal = refusals[asked](call)
         if refusal:
             raise UserError(f"config.{key}={asked!r} is not allowed here: {refusal}")
-        return Choice(asked, BY_NAME)
+        return KernelChoice(asked, BY_NAME)
     reasons = []
     for name, reason in preferred.items():
         refusal = refusals[name](call)
         if not refusal:
-            return Choice(name, reason)
+            return KernelChoice(name, reason)
         reasons.append(f"{name}: {refusal}")
-    return Choice(rest, "; ".join(reasons) or f"no faster kernel for {call.platform}")
+    return KernelChoice(rest, "; ".join(reasons) or f"no faster kernel for {call.platform}")

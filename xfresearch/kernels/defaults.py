@@ -8,7 +8,7 @@ tables (python -m docs.write).
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from xfresearch.kernels.choice import Choice
+from xfresearch.kernels.choice import KernelChoice
 from xfresearch.sharding.devices import memory, platform
 
 NOT_MEASURED = "not measured"
@@ -279,22 +279,22 @@ def preferred(table: tuple[Default, ...], call) -> dict[str, str]:
     return {line.choice: line.reason for line in table if line.applies(call)}
 
 
-def choose_default(table: tuple[Default, ...], setting: Setting) -> Choice:
+def choose_default(table: tuple[Default, ...], setting: Setting) -> KernelChoice:
     """The first line that applies."""
     line = next(line for line in table if line.applies(setting))
-    return Choice(line.choice(setting) if callable(line.choice) else line.choice, line.reason)
+    return KernelChoice(line.choice(setting) if callable(line.choice) else line.choice, line.reason)
 
 
-def fast_layers(depth: int, mesh=None, expert_kernel: str = "auto") -> Choice[str]:
+def fast_layers(depth: int, mesh=None, expert_kernel: str = "auto") -> KernelChoice[str]:
     """'scan' or 'unroll', for that many layers on the mesh's devices (without a mesh, JAX's default device)."""
     return choose_default(LAYERS, Setting(platform(mesh), depth=depth, expert_kernel=expert_kernel))
 
 
-def loss_rows(vocabulary: int, mesh=None) -> Choice[int]:
+def loss_rows(vocabulary: int, mesh=None) -> KernelChoice[int]:
     """The number of tokens whose logits for `vocabulary` ids a device of the mesh holds at a time."""
     return choose_default(LOSS_ROWS, Setting(platform(mesh), memory(mesh), vocabulary=vocabulary))
 
 
-def vocabulary_multiple(mesh=None) -> Choice[int]:
+def vocabulary_multiple(mesh=None) -> KernelChoice[int]:
     """The number to whose multiple the vocabulary of matrix products is padded; 1 for no padding."""
     return choose_default(VOCABULARY, Setting(platform(mesh)))

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from xfresearch.kernels.blocked_rows import BIAS, by_block, with_bias
-from xfresearch.kernels.choice import Choice, choose
+from xfresearch.kernels.choice import KernelChoice, choose
 from xfresearch.kernels.defaults import EXPERTS, preferred
 from xfresearch.kernels.megablox import megablox
 from xfresearch.kernels.tokamax_kernels import refuse_tokamax, tokamax_ragged_dot
@@ -50,7 +50,7 @@ REFUSALS = {
 }
 
 
-def choose_grouped_matmul(call: Call, implementation="auto") -> Choice[str]:
+def choose_grouped_matmul(call: Call, implementation="auto") -> KernelChoice[str]:
     """The kernel for `call`, and the reason. Raises UserError if a kernel selected by name does not support it."""
     return choose("training.expert_kernel", implementation, call, REFUSALS, preferred(EXPERTS, call), "ragged")
 

@@ -1,6 +1,6 @@
 """A block: the one formula that all layouts share.
 
-    y = skip * x + branch * dropout(out_norm(fn(in_norm(x))))      then      y = post_norm(y)
+    y = skip * x + gain * dropout(out_norm(fn(in_norm(x))))      then      y = post_norm(y)
 
 A block applies it for each sublayer of its layout (layouts.py), in order. The connection of a sublayer decides what it
 reads, and what its output is added to.

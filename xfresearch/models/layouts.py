@@ -2,7 +2,7 @@
 
 A sublayer is a function with norms, and a connection to what came before (models/connections/):
 
-    y = skip * x + branch * out_norm(fn(in_norm(x)))      then      y = post_norm(y)
+    y = skip * x + gain * out_norm(fn(in_norm(x)))      then      y = post_norm(y)
 
 `Branch` lists the norms that exist. A missing norm is the identity.
 """
@@ -56,7 +56,7 @@ class Layout:
     @property
     def optional_gain(self) -> bool:
         """Whether the block's option `branch_gain` sets the initial factor of a sublayer."""
-        return any(branch.connection.branch.optional for branch in self.branches)
+        return any(branch.connection.gain.optional for branch in self.branches)
 
 
 _PLAIN = Residual()
@@ -80,7 +80,7 @@ def _with_cross(*norms: str) -> tuple[Branch, ...]:
 
 
 _UNSKIPPED = _attention("in", connection=Unskipped())
-_UNSKIPPED_TRAINED = _attention("in", connection=Unskipped(branch=TRAINED))
+_UNSKIPPED_TRAINED = _attention("in", connection=Unskipped(gain=TRAINED))
 
 LAYOUTS = {
     # x + f(norm(x)); Radford et al. 2019
@@ -118,9 +118,9 @@ LAYOUTS = {
     # x + f(norm(x)) / 2, then x + a(norm(x)), then norm(x + g(norm(x)) / 2); Gulati et al. 2020, eq. 1, without convolution
     "macaron": Layout(
         (
-            Branch("feed_forward_1", "feed_forward", ("in",), Residual(branch=HALF)),
+            Branch("feed_forward_1", "feed_forward", ("in",), Residual(gain=HALF)),
             _attention("in"),
-            Branch("feed_forward_2", "feed_forward", ("in", "post"), Residual(branch=HALF)),
+            Branch("feed_forward_2", "feed_forward", ("in", "post"), Residual(gain=HALF)),
         )
     ),
     # norm(x + f(x)), and a second stream with the sum of all f; Xie et al. 2023
@@ -147,7 +147,7 @@ def output_scale(layout: Layout, depth: int, branch: Branch) -> float:
     variance of the stream does not grow with depth (GPT-2, sec. 2.3). It is the connection's `kernel_scale` if every write
     has a norm or a trained factor, and for a sublayer without a skip, which does not write to the stream."""
     writes = [each for each in layout.branches if each.connection.adds_to != "nothing"]
-    bounded = all({"out", "post"} & set(each.norms) or each.connection.branch.trained for each in writes)
+    bounded = all({"out", "post"} & set(each.norms) or each.connection.gain.trained for each in writes)
     if bounded or branch.connection.adds_to == "nothing":
         return branch.connection.kernel_scale(depth)
     return (depth * len(writes)) ** -0.5

@@ -245,7 +245,7 @@ class SublayerModule(nnx.Module):
 
     @staticmethod
     def kernel(place: Place, length: int, rows: Rows, execution: Any, mesh: Any) -> Any:
-        """The kernels.choice.Choice for training on sequences of `length` tokens; None if there is only one
+        """The kernels.choice.KernelChoice for training on sequences of `length` tokens; None if there is only one
         implementation. Raises UserError if the requested one does not support the sublayer."""
         return None
 

@@ -129,7 +129,7 @@ def _draw_group(canvas, block, group, start: float, bottom: float, words: bool) 
             canvas.line((0, y), (x, y), arrow=False)
         at = y if shared else _norms(canvas, block, branch, "in", x, y)
         at = _sublayer(canvas, block, branch, x, at, words)
-        tops.append(_factor(canvas, branch.connection.branch, x, _norms(canvas, block, branch, "out", x, at)))
+        tops.append(_factor(canvas, branch.connection.gain, x, _norms(canvas, block, branch, "out", x, at)))
     top = max(tops)
     # The second sublayer of a group adds to the output of the first one: the stream enters with the first, or not at all.
     added = [each for each in group if each.connection.adds_to != "nothing"]

@@ -8,7 +8,7 @@ from xfresearch.options.fields import Choice
 from xfresearch.run_config.config import Config
 
 
-class Row(NamedTuple):
+class OptionRow(NamedTuple):
     """An option, and the kinds or layouts that have it: [''] if the default one has it."""
 
     path: str
@@ -24,7 +24,7 @@ class Row(NamedTuple):
 
 def describe() -> str:
     """The table. The key of an option that the default kind does not have is followed by the kinds that have it."""
-    rows: dict[tuple, Row] = {}
+    rows: dict[tuple, OptionRow] = {}
     _add(rows, Config(), "")
     return "| key | default | meaning |\n|---|---|---|\n" + "\n".join(row.text() for row in rows.values()) + "\n"
 
@@ -54,7 +54,7 @@ def _add(rows: dict, config, prefix: str, kind: str = "", chosen: Choice | None 
         elif not (kind and chosen_here):
             choices = tuple(chosen_here.classes) if chosen_here else _literals(hints[spec.name])
             row = _row(path, value, spec.metadata["doc"], choices, used_with)
-            kinds = rows.setdefault(row, Row(*row, [])).kinds
+            kinds = rows.setdefault(row, OptionRow(*row, [])).kinds
             kinds += [] if kind in kinds else [kind]  # each layout has the same attention
 
 
@@ -68,7 +68,7 @@ def _add_named(rows: dict, config, prefix: str) -> None:
         choices = () if blocks else _literals(hints[spec.name])
         shown = f"{doc}, with the options of `model.blocks`" if blocks else doc
         row = _row(prefix + spec.name, tuple(value) if blocks else value, shown, choices, needs.words if needs else "")
-        rows.setdefault(row, Row(*row, [""]))
+        rows.setdefault(row, OptionRow(*row, [""]))
 
 
 def _add_kinds(rows: dict, value, prefix: str, chosen: Choice) -> None:

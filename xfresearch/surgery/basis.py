@@ -164,7 +164,7 @@ def _check_shift(network: Network, layers, name: str) -> None:
             before = network.layers[number - 1].block
             where = f"layer {number - 1}: the bias of the {name} of layer {number}"
             last = LAYOUTS[before.layout].branches[-1]
-            alone = ends(before).writes == [last.name] and last.connection.branch == ONE
+            alone = ends(before).writes == [last.name] and last.connection.gain == ONE
             refuse_unless(alone, f"{where} has no place behind the gains of {before.layout!r}")
             check_places(getattr(before, last.name), {"down"}, where)
     refuse_unless(

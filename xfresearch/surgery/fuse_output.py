@@ -121,7 +121,7 @@ def between(block: BlockConfig, role: str = "mixer") -> str:
 def _read_by_second(block: BlockConfig, first: Branch, second: Branch) -> tuple[str, list[str]]:
     """The input of W_1 as a formula, and the kinds of the norms in it."""
     term = _normed("o W_O", block, first, "out")
-    term = f"a {term}" if first.connection.branch != ONE else term
+    term = f"a {term}" if first.connection.gain != ONE else term
     if first.connection.adds_to != "nothing":
         term = f"{'x' if first.connection.skip == ONE else 'alpha x'} + {term}"
     term = _normed(_normed(term, block, first, "post"), block, second, "in")

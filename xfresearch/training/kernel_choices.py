@@ -4,7 +4,7 @@ import typing
 from dataclasses import replace
 
 from xfresearch.kernels import attention, defaults, grouped_matmul
-from xfresearch.kernels.choice import BY_NAME, Choice
+from xfresearch.kernels.choice import BY_NAME, KernelChoice
 from xfresearch.models.context import Execution
 from xfresearch.models.kinds import kind_of
 from xfresearch.models.place import Rows
@@ -27,7 +27,7 @@ def has_prefixes(config: Config) -> bool:
     return config.data.objective.kind == "prefix" and config.model.encoder is None
 
 
-def kernel_choices(config: Config, mesh=None) -> dict[tuple[str, str], Choice[str]]:
+def kernel_choices(config: Config, mesh=None) -> dict[tuple[str, str], KernelChoice[str]]:
     """{(block, sublayer): the kernel for training and the reason}, for sublayers with more than one kernel. A block of an
     encoder is 'encoder.main'.
 
@@ -49,25 +49,25 @@ def kernel_choices(config: Config, mesh=None) -> dict[tuple[str, str], Choice[st
     return chosen
 
 
-def layers_choice(config: Config, mesh=None) -> Choice[str]:
+def layers_choice(config: Config, mesh=None) -> KernelChoice[str]:
     """'scan' or 'unroll', and the reason."""
     training = config.training
     if training.layers != "auto":
-        return Choice(training.layers, BY_NAME)
+        return KernelChoice(training.layers, BY_NAME)
     return defaults.fast_layers(config.model.depth, mesh, training.expert_kernel)
 
 
-def loss_rows_choice(config: Config, mesh=None) -> Choice[int]:
+def loss_rows_choice(config: Config, mesh=None) -> KernelChoice[int]:
     """The number of tokens whose logits a device computes at a time, and the reason."""
     if config.training.loss_rows:
-        return Choice(config.training.loss_rows, BY_NAME)
+        return KernelChoice(config.training.loss_rows, BY_NAME)
     return defaults.loss_rows(_vocabulary(config, mesh), mesh)
 
 
-def padded_vocabulary(config: Config, mesh=None) -> Choice[int]:
+def padded_vocabulary(config: Config, mesh=None) -> KernelChoice[int]:
     """The number of ids in a device's products with the vocabulary, and the reason."""
     multiple, reason = defaults.vocabulary_multiple(mesh)
-    return Choice(-(-_vocabulary(config, mesh) // multiple) * multiple, reason)
+    return KernelChoice(-(-_vocabulary(config, mesh) // multiple) * multiple, reason)
 
 
 def _vocabulary(config: Config, mesh) -> int:

@@ -63,7 +63,7 @@ class Result(NamedTuple):
     params: dict  # for evaluation: averaged weights if the run keeps them
     stopped_by: str  # the signal or the callback that ended the run, or ''; it may have come with the last update
     finished: bool  # no update is left, and no measurement
-    held_out: Callable[[int], dict]  # Run.held_out_sums with the last parameters
+    held_out: Callable[[int], dict]  # Trainer.held_out_sums with the last parameters
     manifest: dict[str, str]  # of data, code and settings (checkpoints/manifest.py)
 
 
@@ -73,7 +73,7 @@ def setup_jax(config: Config) -> None:
     enable_compilation_cache(config.data)
 
 
-class Run:
+class Trainer:
     """All objects of one training process. All are built before the first step, so that mistakes show early."""
 
     def __init__(self, config: Config, workdir, tokenizer, clock: Clock, fork: bool, make_panel, callbacks, config_files):
@@ -320,7 +320,7 @@ def train(
     clock, outside = clock or Clock(), sys.exception()
     callbacks = default_callbacks(config) if callbacks is None else callbacks
     with clock.measure("start"), advising(config):
-        run = Run(config, workdir, tokenizer, clock, fork, panel, callbacks, config_files)
+        run = Trainer(config, workdir, tokenizer, clock, fork, panel, callbacks, config_files)
         step_function = None
         if run.start < config.steps:
             with clock.measure("compile"), stage("compiling the update"):
@@ -359,7 +359,7 @@ def default_callbacks(config: Config) -> list[Callback]:
     return [Console(), *trackers.chosen(config)]
 
 
-def _reason(run: Run, stopping, outside: BaseException | None) -> str:
+def _reason(run: Trainer, stopping, outside: BaseException | None) -> str:
     """Why the run ends before its last update: '' if it does not, or the error that ends it. The caller may be handling
     another one, `outside`."""
     if (error := sys.exception()) and error is not outside:
@@ -368,8 +368,8 @@ def _reason(run: Run, stopping, outside: BaseException | None) -> str:
 
 
 def updates(run, step_function: Callable | None, batches: Feed, stopping) -> None:
-    """Makes the updates and measurements that are left, until `stopping` or until a callback ends the run. run: a Run, or
-    several of them (together.py)."""
+    """Makes the updates and measurements that are left, until `stopping` or until a callback ends the run. run: a Trainer,
+    or several of them (together.py)."""
     pending = None
     if run.panel and not run.start:
         run.look_inside(0)

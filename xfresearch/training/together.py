@@ -20,7 +20,7 @@ from xfresearch.sharding.first_execution import alone_at_first
 from xfresearch.training.callbacks import Callbacks
 from xfresearch.training.feed import Feed
 from xfresearch.training.fitting import fitting
-from xfresearch.training.loop import Result, Run, updates
+from xfresearch.training.loop import Result, Trainer, updates
 from xfresearch.training.metrics import Clock
 from xfresearch.training.program import stacked
 from xfresearch.training.schedule import due
@@ -53,13 +53,13 @@ class Together:
 
     panel, callbacks = None, Callbacks(())
 
-    def __init__(self, runs: Sequence[Run], progress: Callable[[int], None]):
+    def __init__(self, runs: Sequence[Trainer], progress: Callable[[int], None]):
         first = runs[0]
         self.runs, self.progress = runs, progress
         self.config, self.clock, self.emergency = first.config, first.clock, first.emergency
         self.start = self.done = first.start
-        self.failed: dict[Run, Diverged] = {}
-        self.losses: dict[Run, float | None] = {}  # held-out ones, which rank the next checkpoints
+        self.failed: dict[Trainer, Diverged] = {}
+        self.losses: dict[Trainer, float | None] = {}  # held-out ones, which rank the next checkpoints
         self.state = stacked(*(run.state for run in runs))
         for run in runs:
             run.state = {}
@@ -67,7 +67,7 @@ class Together:
         self._state_of = jax.jit(_of, out_shardings=own)
 
     @property
-    def alive(self) -> list[Run]:
+    def alive(self) -> list[Trainer]:
         """The runs that have not failed."""
         return [run for run in self.runs if run not in self.failed]
 
@@ -124,7 +124,7 @@ class Together:
             run.done, run.state = self.done, self._state_of(self.runs.index(run), self.state)
         return [self.failed.get(run) or run.result(stopped_by) for run in self.runs]
 
-    def _with_states(self, runs: Sequence[Run]) -> Iterator[Run]:
+    def _with_states(self, runs: Sequence[Trainer]) -> Iterator[Trainer]:
         """Each of the runs, which has its state meanwhile."""
         for run in runs:
             run.state = self._state_of(self.runs.index(run), self.state)
@@ -132,7 +132,7 @@ class Together:
             run.state = {}
 
     @contextmanager
-    def _failing(self, run: Run) -> Iterator[None]:
+    def _failing(self, run: Trainer) -> Iterator[None]:
         """A run that diverges fails alone. The last one ends all."""
         try:
             yield
@@ -158,7 +158,7 @@ def train(
     """
     with clock.measure("start"):
         each = zip(configs, workdirs, strict=True)
-        runs = [Run(config, workdir, tokenizer, clock, False, None, (), {}) for config, workdir in each]
+        runs = [Trainer(config, workdir, tokenizer, clock, False, None, (), {}) for config, workdir in each]
         if len({run.start for run in runs}) > 1:  # a checkpoint was damaged
             for run in runs:
                 run.log.close()

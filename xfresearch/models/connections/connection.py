@@ -1,6 +1,6 @@
 """The interface of a connection: how a sublayer reads from what came before, and how its output joins it.
 
-    y = skip * x + branch * f(x)
+    y = skip * x + gain * f(x)
 
 A connection is a frozen dataclass in the table of layouts (models/layouts.py). It has no state: the block holds its
 parameters, as `<sublayer>_<parameter>`, and passes them to its methods, with the place of the sublayer (`At`). A new
@@ -78,7 +78,7 @@ class Initial(NamedTuple):
 class Connection:
     """x + f(x), and the base of all connections.
 
-    branch: factor of the sublayer's output. skip: factor of what the output is added to.
+    gain: factor of the sublayer's output. skip: factor of what the output is added to.
     reads: the input of the sublayer's first norm (of the sublayer, without one): the stream, the input of the block, or the
     input that the previous sublayer read, after its norm.
     adds_to: the term that the output is added to: the stream, the input of the block, nothing, or values that travel with
@@ -89,7 +89,7 @@ class Connection:
     end_names: the names of `end_parameters`. ends_in_norm: whether the head reads the output of the final norm alone.
     """
 
-    branch: Factor = ONE
+    gain: Factor = ONE
     skip: Factor = ONE
     reads: ClassVar[Literal["stream", "block", "before"]] = "stream"
     adds_to: ClassVar[Literal["stream", "block", "nothing", "mixture"]] = "stream"
@@ -111,11 +111,11 @@ class Connection:
     @property
     def parameter_names(self) -> tuple[str, ...]:
         """The names of `parameters`."""
-        return (*(["gain"] if self.branch.trained else []), *(["skip_gain"] if self.skip.trained else []))
+        return (*(["gain"] if self.gain.trained else []), *(["skip_gain"] if self.skip.trained else []))
 
     def parameters(self, at: At, branch_gain: float, dtype: str) -> dict[str, Initial]:
         """The parameters by name."""
-        factors = {"gain": self.branch, "skip_gain": self.skip}
+        factors = {"gain": self.gain, "skip_gain": self.skip}
         first = {name: factors[name].at(at.depth, branch_gain) for name in self.parameter_names}
         return {name: Initial(jnp.full((), value, dtype), "") for name, value in first.items()}
 
@@ -128,7 +128,7 @@ class Connection:
 
     def scaled(self, at: At, parameters: Mapping, y_BLD):
         """The output of the sublayer times its factor."""
-        return _times(self.branch, parameters.get("gain"), at.depth, y_BLD)
+        return _times(self.gain, parameters.get("gain"), at.depth, y_BLD)
 
     def skipped(self, at: At, parameters: Mapping, x_BLD):
         """The term that the output is added to, times its factor."""

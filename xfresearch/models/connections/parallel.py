@@ -7,7 +7,7 @@ from xfresearch.models.connections.connection import Connection
 
 @dataclass(frozen=True)
 class SharedInput(Connection):
-    """x + branch * f(n), where n is what the sublayer before it read: one norm serves both (GPT-J, PaLM)."""
+    """x + gain * f(n), where n is what the sublayer before it read: one norm serves both (GPT-J, PaLM)."""
 
     reads = "before"
 

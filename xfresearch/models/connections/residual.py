@@ -7,7 +7,7 @@ from xfresearch.models.connections.connection import Connection, Factor
 
 @dataclass(frozen=True)
 class Residual(Connection):
-    """skip * x + branch * f(x)."""
+    """skip * x + gain * f(x)."""
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,6 @@ from xfresearch.models.connections.connection import Connection
 
 @dataclass(frozen=True)
 class Unskipped(Connection):
-    """branch * f(x)."""
+    """gain * f(x)."""
 
     adds_to = "nothing"

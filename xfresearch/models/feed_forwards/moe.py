@@ -39,7 +39,7 @@ from typing import TYPE_CHECKING, Literal
 import jax
 import jax.numpy as jnp
 
-from xfresearch.kernels.choice import Choice
+from xfresearch.kernels.choice import KernelChoice
 from xfresearch.kernels.dtypes import wide_dtype
 from xfresearch.kernels.grouped_matmul import Call, choose_grouped_matmul
 from xfresearch.models.context import Aux, Context
@@ -308,14 +308,14 @@ class MixtureOfExperts(SublayerModule):
         return Traffic(routed=place.options.moe.top_k * place.input_width)
 
     @staticmethod
-    def kernel(place: Place, length: int, rows: Rows, execution, mesh) -> Choice[str]:
+    def kernel(place: Place, length: int, rows: Rows, execution, mesh) -> KernelChoice[str]:
         moe = place.options.moe
         requested = execution.expert_kernel
         if moe.routing == "expert_choice" or moe.capacity and mesh is not None:
             reason = "every expert has the same number of slots"
             allowed = f"'auto' here: {reason}, so their products are batched"
             require(requested == "auto", "training.expert_kernel", requested, allowed)
-            return Choice("batched", reason)
+            return KernelChoice("batched", reason)
         return choose_grouped_matmul(Call(platform(mesh), place.dtype), requested)
 
     @staticmethod
