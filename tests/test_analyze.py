@@ -34,7 +34,7 @@ def workdir(tmp_path_factory, corpus):
 
 
 def test_it_writes_data_pictures_and_a_report(workdir, capsys):
-    analyze.main(["attention", "--workdir", str(workdir), "--rows", "3", "--json", str(workdir / "attention.json")])
+    analyze.main(["attention", "--workdir", str(workdir), "--count", "3", "--json", str(workdir / "attention.json")])
     out, err = capsys.readouterr()
     assert re.search(r"figure +value +\+-\n", out) and out.count(PLUS_MINUS) == 1
     assert "Induction" in out and "report.html" in err
@@ -55,7 +55,7 @@ def test_it_writes_data_pictures_and_a_report(workdir, capsys):
 
 def test_every_step_gives_curves(workdir, capsys):
     also = workdir / "norms.json"
-    flags = ["--step", "all", "--rows", "2", "--sequence-length", "16", "--json", str(also)]
+    flags = ["--step", "all", "--count", "2", "--sequence-length", "16", "--json", str(also)]
     analyze.main(["norms", "--workdir", str(workdir), *flags])
     assert [written["step"] for written in json.loads(also.read_text())] == [10, 20]
     series = json.loads((workdir / "analysis" / "norms" / "series.json").read_text())
@@ -79,7 +79,7 @@ def test_the_list_says_which_analyses_apply(workdir, capsys):
         (["routing"], "routing does not apply to .*: the model has no mixture of experts"),
         (["attention", "--step", "last"], "--step=last is not allowed: it must be a number or all"),
         (["attention", "--step", "15"], "no checkpoint of step 15"),
-        (["attention", "--rows", "0"], "at least 1"),
+        (["attention", "--count", "0"], "at least 1"),
         (["attention", "--data", "nothing"], "nothing"),
         (["attention", "--sequence-length", "1000000"], "1000000"),
         (["patching"], "patching needs --clean TEXT and --corrupted TEXT"),
@@ -87,11 +87,11 @@ def test_the_list_says_which_analyses_apply(workdir, capsys):
         (["attention", "--source", "a", "--text", "b"], "source is not allowed: this model has no encoder"),
         (["trace", "--text", "b"], "--text is not allowed with trace: it stands for the rows of a corpus"),
         (["attention", "--clean", "a"], "--clean is not allowed with attention: it is a flag of patching"),
-        (["patching", "--clean", "a", "--corrupted", "b", "--rows", "3"], "--rows is not allowed with patching: "),
-        (["attention", "--text", "ab", "--rows", "3"], "--rows is not allowed with --text: the texts are the rows"),
+        (["patching", "--clean", "a", "--corrupted", "b", "--count", "3"], "--count is not allowed with patching: "),
+        (["attention", "--text", "ab", "--count", "3"], "--count is not allowed with --text: the texts are the rows"),
         (["attention", "--text", "ab", "--sequence-length", "3"], "--sequence-length is not allowed with --text: "),
         (["lens", "--tap", "embed"], "--tap is not allowed with lens: it is a flag of features"),
-        (["norms", "--train-steps", "3"], "--train-steps is not allowed with norms: it is a flag of features, tuned_lens"),
+        (["norms", "--steps", "3"], "--steps is not allowed with norms: it is a flag of features, tuned_lens"),
         (["features", "--tap", "blocks.0.atention.out"], "no such value; did you mean 'blocks.0.attention.out'"),
         (["features", "--tap", "blocks.*.out"], "must match one tap, as 'blocks.0.attention.out' does, and matches 4"),
         (["features", "--tap", "blocks.0.attention.weights"], "must be a vector of each token"),
@@ -127,7 +127,7 @@ def test_a_directory_that_cannot_be_written_is_an_error_before_the_work(file, fl
 def test_of_every_step_but_the_last_only_figures_are_kept(workdir, monkeypatch):
     written = []
     monkeypatch.setattr(analyze, "write", lambda target, results: written.extend(results))
-    analyze.main(["attention", "--workdir", str(workdir), "--step", "all", "--rows", "1"])
+    analyze.main(["attention", "--workdir", str(workdir), "--step", "all", "--count", "1"])
     first, last = written
     assert last.pictures and "entropy" in last.data
     assert not first.pictures and not any(map(np.ndim, first.data.values())) and first.as_dict()["step"] == 10
@@ -146,7 +146,7 @@ def test_texts_of_pairs(tmp_path, capsys):
 
 
 def test_flags_of_features_are_its_arguments():
-    flags = ["--tap", "embed", "--target", "final", "--sizes", "64", "32", "--k", "4", "--train-steps", "9", "--rows", "2"]
+    flags = ["--tap", "embed", "--target", "final", "--sizes", "64", "32", "--k", "4", "--steps", "9", "--count", "2"]
     options = analyze.parse(["features", "--workdir", "x", *flags])
     expected = {"tap": "embed", "target": "final", "sizes": [64, 32], "k": 4, "steps": 9, "count": 2}
     assert analyze.settings(options, ANALYSES["features"]) == expected

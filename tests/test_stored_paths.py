@@ -49,7 +49,7 @@ def foreign(tmp_path, here) -> Path:
 COMMANDS = {
     "evaluate": lambda run, *flags: evaluate.main([f"--workdir={run}", "--limit=2", *flags]),
     "evaluate --split": lambda run, *flags: evaluate.main([f"--workdir={run}", "--split=train", "--limit=2", *flags]),
-    "analyze": lambda run, *flags: analyze.main(["attention", f"--workdir={run}", "--rows=2", f"--to={run}/pages", *flags]),
+    "analyze": lambda run, *flags: analyze.main(["attention", f"--workdir={run}", "--count=2", f"--to={run}/pages", *flags]),
     "compare": lambda run, *flags: compare_main([f"{run}", f"{run}/checkpoints/20", "--limit=2", *flags]),
 }
 

@@ -119,7 +119,7 @@ def test_it_trains_evaluates_generates_and_analyses_in_an_empty_directory(instal
     run = ("--workdir", "runs/quickstart")
     assert "bits/byte" in installed("evaluate", *run, "--limit", "20").stdout
     assert installed("generate", *run, "--prompt", "def main(", "--max-new-tokens", "8").stdout.startswith("def main(")
-    installed("analyze", "lens", *run, "--rows", "2")
+    installed("analyze", "lens", *run, "--count", "2")
     assert (installed.here / "runs" / "quickstart" / "analysis" / "lens" / "report.html").exists()
     assert (installed.here / "runs" / "quickstart" / "report.html").exists()
     installed("train", "--config", "own.py:tiny", "--config.steps=2", "--workdir", "runs/own")

@@ -156,8 +156,7 @@ def settings(options, analysis) -> dict:
     for name in given:
         if not analysis.takes(name):
             takers = [other for other, each in ANALYSES.items() if each.takes(name)]
-            flag = known[name].flag
-            raise UserError(f"{flag} is not allowed with {options.name}: it is a flag of {', '.join(takers)}")
+            raise UserError(f"{flags.flag(name)} is not allowed with {options.name}: it is a flag of {', '.join(takers)}")
     if analysis.prompts and not (options.clean and options.corrupted or options.source):
         raise UserError(f"{options.name} needs --clean TEXT and --corrupted TEXT, or --source TEXT TEXT with an encoder")
     return given | texts(options, analysis)
@@ -172,9 +171,9 @@ def texts(options, analysis) -> dict:
     if options.data or not (analysis.takes("data") and analysis.takes("source")):
         beside = "--data" if options.data else options.name
         raise UserError(f"--text is not allowed with {beside}: it stands for the rows of a corpus")
-    if options.length is not None or (options.count is not None and not options.corpora):  # those of --corpora are read
-        flag = flags.ARGUMENTS["count" if options.length is None else "length"].flag
-        raise UserError(f"{flag} is not allowed with --text: the texts are the rows, as long as they are")
+    unread = ["sequence_length"] if options.corpora else ["sequence_length", "count"]  # rows of --corpora are read
+    if set_ := [flags.flag(name) for name in unread if getattr(options, name) is not None]:
+        raise UserError(f"{set_[0]} is not allowed with --text: the texts are the rows, as long as they are")
     return {"data": options.text}
 
 

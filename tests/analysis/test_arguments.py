@@ -10,7 +10,7 @@ from tests.tiny_runs import tiny_model
 from xfresearch import UserError, analysis, analyze
 from xfresearch.analysis.registry import ANALYSES
 from xfresearch.data.records import Record
-from xfresearch.runtime.arguments import ARGUMENTS
+from xfresearch.runtime.arguments import ARGUMENTS, flag
 
 TOKENS_NL = np.array([[1, 2, 3, 4]])
 FACTS = [Record("Ada", "{} plays", "a")]
@@ -44,7 +44,7 @@ def test_a_number_that_is_not_allowed(lm, name, arguments, text):
     ((argument, value),) = arguments.items()
     if value is not True:
         with pytest.raises(UserError, match=text.split(" is not allowed: ")[1]):
-            analyze.parse([name, "--workdir", "x", ARGUMENTS[argument].flag, str(value)])
+            analyze.parse([name, "--workdir", "x", flag(argument), str(value)])
 
 
 def test_every_number_of_an_analysis_is_declared():

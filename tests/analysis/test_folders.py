@@ -50,7 +50,7 @@ def facts(tmp_path):
 
 def ran(name: str, workdir, data: str, folder) -> dict:
     """Runs an analysis on the command line. Its data.json and arrays."""
-    flags = ["--data", data, "--rows", "2", "--sequence-length", "12"]
+    flags = ["--data", data, "--count", "2", "--sequence-length", "12"]
     if name == "patching":
         flags = ["--clean", "the red rat", "--corrupted", "the rat red"]
     if name in ("recall", "trace"):

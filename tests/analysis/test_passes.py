@@ -18,8 +18,8 @@ def test_rows_that_cannot_be_measured_are_refused(name, tmp_path):
     run = ANALYSES[name].run
     with pytest.raises(UserError, match="^rows of 1 token are not allowed: they must have at least 2 tokens$"):
         run(lm, data=[[5]])
-    with pytest.raises(UserError, match="^length=1 is not allowed: it must be an integer of at least 2$"):
-        run(lm, length=1)
+    with pytest.raises(UserError, match="^sequence_length=1 is not allowed: it must be an integer of at least 2$"):
+        run(lm, sequence_length=1)
     for count in (0, -1):
         with pytest.raises(UserError, match=f"^count={count} is not allowed: it must be an integer of at least 1$"):
             run(lm, count=count)

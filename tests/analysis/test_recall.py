@@ -129,7 +129,7 @@ def test_the_command_takes_a_corpus_of_facts(tmp_path, capsys):
     assert (tmp_path / "found" / "report.html").exists()
     relation["samples"] += [{"subject": "C", "object": "D"}, {"subject": "E", "object": "F"}]
     (folder / "a.json").write_text(json.dumps(relation))
-    for options, count in (([], 3), (["--rows", "2"], 2)):  # facts, as the help of --rows says
+    for options, count in (([], 3), (["--count", "2"], 2)):  # facts, as the help of --count says
         analyze.main([*arguments, *options])
         assert f"{count} facts of" in (tmp_path / "found" / "report.html").read_text()
 

@@ -53,5 +53,5 @@ def test_by_default_it_is_trained_on_the_train_split_and_never_on_given_rows(giv
     seen = []
     module = import_module("xfresearch.analysis.tuned_lens")
     monkeypatch.setattr(module, "train", lambda lm, rows, steps: seen.append(rows.tokens_NL) or train(lm, rows, steps))
-    analysis.tuned_lens(lm, TOKENS_NL if given else corpus, count=2, length=16, steps=2)
+    analysis.tuned_lens(lm, TOKENS_NL if given else corpus, count=2, sequence_length=16, steps=2)
     np.testing.assert_array_equal(seen[0], next(lm.batches(corpus, "train", batch_size=16, length=16)))

@@ -62,14 +62,14 @@ def applies(model: ModelConfig) -> str:
 
 
 @analysis(applies, "where heads look, and what their matrices do")
-def attention(lm, data=None, count: int = ROWS, length: int = 0, seed: int = 0, source=None) -> Result:
-    """The statistics above of every head on `count` rows of `length` tokens of `data` (sequences.py).
+def attention(lm, data=None, count: int = ROWS, sequence_length: int = 0, seed: int = 0, source=None) -> Result:
+    """The statistics above of every head on `count` rows of `sequence_length` tokens of `data` (sequences.py).
 
     .data: {name: [N, H], name_rows: [rows, N, H]}; NaN where a layer has no such head or value; and with a tokenizer
     by_class [N, H, C], even_by_class [C] of token_classes.CLASSES. Those of an encoder are encoder/name, and those of
     cross-attention (alignment.py) cross/name. The intervals of .summary are over rows. Raises UserError for data that cannot
     be read."""
-    rows = sequences(lm, data, count, length, source=source)
+    rows = sequences(lm, data, count, sequence_length, source=source)
     half = half_of(lm.config, rows.tokens_NL.shape[1], 64)
     repeated = again(lm, half, seed) if half > 1 else None
     groups = by_stack(lm.config.sublayers(has="attends"))

@@ -54,7 +54,7 @@ def features(
     lm,
     data=None,
     count: int = ROWS,
-    length: int = 0,
+    sequence_length: int = 0,
     *,
     tap: str = "",
     target: str = "",
@@ -67,7 +67,7 @@ def features(
     source=None,
 ) -> Result:
     """Trains a dictionary of each of `sizes` features (default: 2, 4 and 8 widths of the tap), and measures it on `count`
-    rows of `length` tokens of `data` (sequences.py).
+    rows of `sequence_length` tokens of `data` (sequences.py).
 
     tap: a name of lm.tap_names() whose value is a vector of each token; by default the stream after the middle layer.
     target: the tap to predict, by default the same, in the same stack. k: mean number of coefficients of a token. steps:
@@ -80,7 +80,7 @@ def features(
     it writes to the stream ([F, 0] for other targets). .files: dictionary_F, a folder that SAELens reads, and pages. Raises
     UserError for other taps, for a k
     above a size, and for data that cannot be read."""
-    rows = sequences(lm, data, count, length, source=source)
+    rows = sequences(lm, data, count, sequence_length, source=source)
     taps = two_taps(lm.config, tap, target, rows.tokens_NL.shape[1])
     widths = [width_of(lm.config, name) for name in taps]
     sizes = checked([n * widths[0] for n in WIDTHS] if sizes is None else sizes, k)

@@ -45,15 +45,15 @@ def applies(model: ModelConfig) -> str:
 
 
 @analysis(applies, "predictions after each layer, and which parts make the final one")
-def lens(lm, data=None, count: int = ROWS, length: int = 0, source=None) -> Result:
-    """The figures above on `count` rows of `length` tokens of `data` (sequences.py).
+def lens(lm, data=None, count: int = ROWS, sequence_length: int = 0, source=None) -> Result:
+    """The figures above on `count` rows of `sequence_length` tokens of `data` (sequences.py).
 
     .data: loss, agreement, divergence [N]; attribution [parts], with their names in `parts`; by_sublayer [N, sublayers],
     with their names in `sublayers`, and by_head [N, H] of it (attribution.grids); name_rows: the same for each row;
     'blocks.<layer>.<sublayer>.keys' [K]: that of each key of a memory (models/memories.py); token, probability [N, L]: the
     most likely next token after each layer, of the first row. The intervals of .summary are over rows. Raises UserError for
     data that cannot be read."""
-    rows = sequences(lm, data, count, length, source=source)
+    rows = sequences(lm, data, count, sequence_length, source=source)
     of_batches: dict[str, list] = {}
     by_key: dict[str, np.ndarray] = {}
     example: dict[str, np.ndarray] = {}

@@ -85,9 +85,10 @@ def adds(model: ModelConfig, memory: str) -> bool:
 
 @analysis(applies, "triggers and values of every key of feed-forwards, experts and slots")
 def memories(
-    lm, data=None, count: int = ROWS, length: int = 0, top: int = TOP, seed: int = 0, resume="", source=None
+    lm, data=None, count: int = ROWS, sequence_length: int = 0, top: int = TOP, seed: int = 0, resume="", source=None
 ) -> Result:
-    """The figures above of every memory, on `count` rows of `length` tokens of `data` (sequences.py). Padding is no trigger.
+    """The figures above of every memory, on `count` rows of `sequence_length` tokens of `data` (sequences.py). Padding is no
+    trigger.
 
     resume: a file that keeps the state once a minute, so that the same call after an interruption goes on from it. .data:
     memories [P], the names of the memories, as in 'blocks.0.feed_forward'; [P] of each figure; name_rows [rows, P] of those
@@ -96,7 +97,7 @@ def memories(
     memory/coefficients [K, t], the largest ones, above 0 or not; and memory/value_tokens [K, 5], the most likely tokens of
     each value ([K, 0] in an encoder). Raises UserError for
     data that cannot be read."""
-    rows = sequences(lm, data, count, length, source=source)
+    rows = sequences(lm, data, count, sequence_length, source=source)
     names = memories_of(lm.config)
     values = {memory: value_tokens(lm, memory) for memory in names}
     kept = Unfinished(resume, lm.config, lm.params, rows, top)

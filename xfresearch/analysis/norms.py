@@ -47,13 +47,13 @@ def applies(model: ModelConfig) -> str:
 
 
 @analysis(applies, "angles to the ones vector, and keys that no query can select")
-def norms(lm, data=None, count: int = ROWS, length: int = 0, source=None) -> Result:
-    """The figures above of every layer on `count` rows of `length` tokens of `data` (sequences.py).
+def norms(lm, data=None, count: int = ROWS, sequence_length: int = 0, source=None) -> Result:
+    """The figures above of every layer on `count` rows of `sequence_length` tokens of `data` (sequences.py).
 
     .data: {name: [N], hidden_keys: [N, G], angle_query: [N, H], name_rows: the same for each row}; NaN where a layer has no
     such value. Those of an encoder are encoder/name, those of cross-attention cross/name. The intervals of .summary are over
     rows."""
-    rows = sequences(lm, data, count, length, source=source)
+    rows = sequences(lm, data, count, sequence_length, source=source)
     groups = by_stack(lm.config.sublayers(has="attends"))
     if across := lm.config.sublayers("cross"):
         groups["cross"] = across

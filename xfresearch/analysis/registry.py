@@ -12,7 +12,7 @@ from xfresearch.runtime.errors import UserError
 
 
 class Analysis(NamedTuple):
-    run: Callable[..., Any]  # (lm, data, count, length, ...) -> Result
+    run: Callable[..., Any]  # (lm, data, count, sequence_length, ...) -> Result
     applies: Callable[[ModelConfig], str]  # why it does not apply to a model; '' if it does
     about: str
     prompts: bool = False  # it takes a clean and a corrupted prompt instead of rows of a corpus

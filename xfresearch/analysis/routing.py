@@ -41,17 +41,17 @@ def applies(model: ModelConfig) -> str:
 
 @analysis(applies, "load, entropy, co-activation, specialisation and saturation of experts")
 def routing(
-    lm, data=None, count: int = ROWS, length: int = 0, seed: int = 0, corpora=(), against=None, source=None
+    lm, data=None, count: int = ROWS, sequence_length: int = 0, seed: int = 0, corpora=(), against=None, source=None
 ) -> Result:
     """The figures above of every layer with experts (N rows; if a layer has several mixtures, a row for each of them, which
-    `mixtures` names), on `count` rows of `length` tokens of `data` (sequences.py). Padding does not count.
+    `mixtures` names), on `count` rows of `sequence_length` tokens of `data` (sequences.py). Padding does not count.
 
     corpora: more corpora, of each `count` rows, for `by_corpus`; the other figures are of all rows. against: the model at
     another step of the same run, for `kept`. .data: load, mass [N, E]; together [N, E, E]; corpus_load [corpora, N, E]; and
     entropy, margin, dropped, busiest, by_token, by_position, by_corpus, kept [N]; NaN for layers without experts. Those of
     an encoder are encoder/name. The intervals of .summary are over rows. Raises UserError for data that cannot be read."""
-    first = sequences(lm, data, count, length, source=source)
-    length = 0 if first.source is not None else first.tokens_NL.shape[1]  # given rows need not have `length` tokens
+    first = sequences(lm, data, count, sequence_length, source=source)
+    length = 0 if first.source is not None else first.tokens_NL.shape[1]  # given rows may have another length
     parts = [first, *(sequences(lm, each, count, length) for each in corpora)]
     rows = concatenated(parts)
     corpus_N = np.repeat(np.arange(len(parts)), list(map(len, parts))) if corpora else None

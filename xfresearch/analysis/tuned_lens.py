@@ -40,7 +40,9 @@ def applies(model: ModelConfig) -> str:
 
 
 @analysis(applies, "predictions after each layer, through trained translators")
-def tuned_lens(lm, data=None, count: int = ROWS, length: int = 0, steps: int = STEPS, training=None, source=None) -> Result:
+def tuned_lens(
+    lm, data=None, count: int = ROWS, sequence_length: int = 0, steps: int = STEPS, training=None, source=None
+) -> Result:
     """Trains the translators of the decoder for `steps` batches of `training`, and measures on `count` rows of `length`
     tokens of `data` (sequences.py).
 
@@ -48,7 +50,7 @@ def tuned_lens(lm, data=None, count: int = ROWS, length: int = 0, steps: int = S
     .data: loss, agreement, divergence, tuned_loss, tuned_agreement, tuned_divergence [N], the same for each row (name_rows),
     and the translators: matrix [N, D, D], bias [N, D]. The intervals of .summary are over rows. Raises UserError for data
     that cannot be read."""
-    rows = sequences(lm, data, count, length, source=source)
+    rows = sequences(lm, data, count, sequence_length, source=source)
     trained = train(lm, training_rows(lm, training, data, rows, steps * BATCH), steps)
     per_row: dict[str, list] = {}
     for some, _ in batches(rows, BATCH):

@@ -8,11 +8,10 @@ from xfresearch.runtime.errors import UserError
 
 
 class Argument(NamedTuple):
-    """flag: on the command line, '' for none. about: its help. number: int or float, None for anything else, which the
+    """about: its help. number: int or float, None for anything else, which the
     analysis checks. low: the lowest value, which a float must exceed. or_zero: 0 stands for the default. several: a sequence
     of such values."""
 
-    flag: str
     about: str
     number: type[int] | type[float] | None = None
     low: int = 0
@@ -36,7 +35,7 @@ class Argument(NamedTuple):
 
     def read(self, text: str) -> float:
         """The number of a word of the command line, as argparse's `type` reads it."""
-        assert self.number, f"{self.flag} is no number"
+        assert self.number, f"no number: {self.about}"
         value: float | None
         try:
             value = self.number(text)
@@ -48,30 +47,30 @@ class Argument(NamedTuple):
 
 
 ARGUMENTS = {
-    "data": Argument("--data", "corpus to run on (default: the run's first, held-out part); recall, trace: facts[:PATH]; "
+    "data": Argument("corpus to run on (default: the run's first, held-out part); recall, trace: facts[:PATH]; "
                      "trace: FILE.json"),
-    "count": Argument("--rows", "rows of tokens, or facts (default: that of the analysis)", int, 1),
-    "length": Argument("--sequence-length", "tokens per row (default: as in training)", int, 2, or_zero=True),
-    "corpora": Argument("--corpora", "routing: more corpora, to compare the experts that they use", several=True),
-    "window": Argument("--window", "trace: layers of a window (default: the share of the paper, 10 of 48)", int, 1,
+    "count": Argument("rows of tokens, or facts (default: that of the analysis)", int, 1),
+    "sequence_length": Argument("tokens per row (default: as in training)", int, 2, or_zero=True),
+    "corpora": Argument("routing: more corpora, to compare the experts that they use", several=True),
+    "window": Argument("trace: layers of a window (default: the share of the paper, 10 of 48)", int, 1,
                        or_zero=True),
-    "samples": Argument("--samples", "trace: draws of the noise for each fact", int, 1),
-    "noise": Argument("--noise", "trace: standard deviations of the noise (default: the paper's 3)", float),
-    "source": Argument("--source", "model with an encoder: texts that it reads, with --text their targets; patching: the "
+    "samples": Argument("trace: draws of the noise for each fact", int, 1),
+    "noise": Argument("trace: standard deviations of the noise (default: the paper's 3)", float),
+    "source": Argument("model with an encoder: texts that it reads, with --text their targets; patching: the "
                        "clean and the corrupted one", several=True),
-    "clean": Argument("--clean", "patching: the prompt whose values are patched; with --source not needed"),
-    "corrupted": Argument("--corrupted", "patching: the prompt into which they are, of as many tokens"),
-    "answers": Argument("--answers", "patching: the two answers (default: the tokens that change most)"),
-    "receiver": Argument("--receiver", "patching: sublayer that direct paths lead to, such as blocks.3.attention (default: "
+    "clean": Argument("patching: the prompt whose values are patched; with --source not needed"),
+    "corrupted": Argument("patching: the prompt into which they are, of as many tokens"),
+    "answers": Argument("patching: the two answers (default: the tokens that change most)"),
+    "receiver": Argument("patching: sublayer that direct paths lead to, such as blocks.3.attention (default: "
                          "final, the head)"),
-    "tap": Argument("--tap", "features: the tap to read (default: the stream after the middle layer)"),
-    "target": Argument("--target", "features: the tap to predict (default: the one that is read)"),
-    "sizes": Argument("--sizes", "features: numbers of features of the dictionaries (default: 2, 4 and 8 times the width of "
+    "tap": Argument("features: the tap to read (default: the stream after the middle layer)"),
+    "target": Argument("features: the tap to predict (default: the one that is read)"),
+    "sizes": Argument("features: numbers of features of the dictionaries (default: 2, 4 and 8 times the width of "
                       "the tap)", int, 1, several=True),
-    "k": Argument("--k", "features: mean number of features of a token", int, 1),
-    "steps": Argument("--train-steps", "features, tuned_lens: batches of training (default: that of the analysis)", int, 1),
-    "top": Argument("--top", "memories: triggers of a key (default: the paper's 25)", int, 1),
-    "seed": Argument("--seed", "of what is drawn: rows in a random order, repeated tokens, noise, dictionaries", int, 0),
+    "k": Argument("features: mean number of features of a token", int, 1),
+    "steps": Argument("features, tuned_lens: batches of training (default: that of the analysis)", int, 1),
+    "top": Argument("memories: triggers of a key (default: the paper's 25)", int, 1),
+    "seed": Argument("of what is drawn: rows in a random order, repeated tokens, noise, dictionaries", int, 0),
 }  # fmt: skip
 WORDS = {"data": "CORPUS[:PATH]", "corpora": "CORPUS[:PATH]", "clean": "TEXT", "corrupted": "TEXT", "answers": "TOKEN"}
 WORDS |= {"source": "TEXT", "receiver": "NAME", "tap": "NAME", "target": "NAME", "noise": "X"}  # for a value in the help
@@ -87,10 +86,15 @@ def check(given: dict) -> None:
             raise UserError(f"{name}={value!r} is not allowed: it must be {allowed}")
 
 
+def flag(name: str) -> str:
+    """The flag of an argument: the command line has the same names."""
+    return f"--{name.replace('_', '-')}"
+
+
 def add_flags(parser) -> None:
     """Adds the flags of all analyses. A flag that is not given is None."""
     for name, argument in ARGUMENTS.items():
         many = {"nargs": "+"} if argument.several else {"nargs": 2} if name == "answers" else {}
         read = {"type": argument.read} if argument.number else {}
         metavar = WORDS.get(name, "N")
-        parser.add_argument(argument.flag, dest=name, metavar=metavar, help=argument.about, **many, **read)
+        parser.add_argument(flag(name), metavar=metavar, help=argument.about, **many, **read)
