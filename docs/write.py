@@ -9,6 +9,7 @@ from pathlib import Path
 
 from docs import kernel_tables, studies
 from docs import performance as measured
+from xfresearch.data.column_formats import FORMATS
 from xfresearch.models.layouts import LAYOUTS
 from xfresearch.run_config import known_keys
 from xfresearch.run_config.config import Config
@@ -96,6 +97,12 @@ def variants() -> str:
     lines = [" | ".join(titles), "|".join(["---"] * len(titles)), *map(_row, variant_names())]
     table = "".join(f"| {line} |\n" for line in lines)
     return TABLE + table
+
+
+def data() -> str:
+    """docs/data.md with its row of the files of columns that are read."""
+    row = f"| {', '.join(each.words for each in FORMATS.values())} | column"
+    return re.sub(r"^\| parquet.*? \| column", row, (HERE / "data.md").read_text(), flags=re.M)
 
 
 def of_studies() -> str:
@@ -298,6 +305,7 @@ def performance() -> str:
 
 
 PAGES = {
+    "data.md": data,
     "performance.md": performance,
     "plan.md": scale,
 }

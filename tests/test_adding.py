@@ -1,6 +1,8 @@
-"""docs/adding.md, carried out in a copy of the repository: its examples are added, and its commands pass there."""
+"""docs/adding.md and adding_format.md, carried out in a copy of the repository: the examples are added, and the commands
+pass there."""
 
 import re
+import shutil
 
 import pytest
 
@@ -42,6 +44,25 @@ def test_the_examples_pass_the_tests_that_take_long(tree):
     assert last == "make test"
     for command in ["make docs", *rest, "python -m pytest tests/test_docs.py -k 'generated or table'"]:
         adding.run(command, tree, NAMES)
+
+
+@pytest.mark.long
+def test_a_data_format_is_added_by_its_page(tmp_path):
+    tree = copy_of_the_tree(tmp_path / "tree")
+    adding.carry_out("adding_format.md", tree)
+    (commands,) = adding.commands("adding_format.md")
+    outputs = [adding.run(command, tree, "sqlite") for command in commands]
+    assert len(re.findall(r"\[sqlite.*\] PASSED", outputs[2])) == 3
+    assert "streams (`datasets`)" in (page := (tree / "docs" / "data.md").read_text()) and "SQLite" in page
+
+
+@pytest.mark.parametrize("page", ["adding.md", "adding_format.md"])
+def test_the_blocks_of_a_page_fit(page, tmp_path):
+    for file, _, _ in adding.BLOCK.findall(adding.read(page)):
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        if (adding.ROOT / file).exists():
+            shutil.copy(adding.ROOT / file, tmp_path / file)
+    adding.carry_out(page, tmp_path)
 
 
 def test_a_block_that_does_not_fit_is_an_error():

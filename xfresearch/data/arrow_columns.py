@@ -1,4 +1,4 @@
-"""Decodes columns of parquet and arrow files, in a child process of confined.py: pyarrow has no limits of its own.
+"""Decodes columns of the files of column_formats.py, in a child process of confined.py: pyarrow has no limits of its own.
 
 A few bytes of these formats can stand for any number of rows, or for one of any length. A request is JSON: the path, the
 kind of file (formats.py), the columns. The answer is [[column, its type if it is no text, else ""], ...] for all columns,
@@ -11,12 +11,11 @@ from collections.abc import Iterator
 
 os.environ["ARROW_DEFAULT_MEMORY_POOL"] = "system"  # others reserve a gigabyte of addresses, and keep what was freed
 import pyarrow
-from pyarrow import DictionaryArray, compute, ipc, large_binary, large_string, parquet, record_batch, types
+from pyarrow import DictionaryArray, compute, ipc, large_binary, large_string, record_batch, types
 
+from xfresearch.data.column_formats import FORMATS, ROWS
 from xfresearch.runtime.opening import name_of, open_to_read
 
-ROWS = 256  # that are decoded at once
-_CHUNK = 1 << 20  # bytes that are read of a parquet file at once
 _PART = 1 << 24  # bytes of the rows of a dictionary, or of views, that are copied at once
 
 
@@ -24,40 +23,12 @@ def answers(request: bytes) -> Iterator[bytes | memoryview]:
     pyarrow.set_cpu_count(1)  # each thread reserves addresses
     pyarrow.set_io_thread_count(1)
     asked = json.loads(request)
-    path, kind, fields = asked["path"], asked["kind"], asked["fields"]
-    decoded = _parquet(path, fields) if kind == "parquet" else _arrow(path, kind)
-    schema = next(decoded)
-    yield json.dumps([[name, "" if _is_text(kind) else str(kind)] for name, kind in _leaves(schema)]).encode()
-    for batch in decoded:
-        yield from map(_stream, _parts([_column(batch, field) for field in fields]))
-
-
-def _parquet(path: str, fields: list[str]) -> Iterator:
-    """The schema, then the batches. If a batch of long rows does not fit in memory, the rows that follow come one by one."""
-    seen = 0
-    for rows in (ROWS, 1):
-        try:
-            with open_to_read(path) as stream:
-                file = parquet.ParquetFile(name_of(stream), buffer_size=_CHUNK, pre_buffer=False)
-                if rows == ROWS:
-                    yield file.schema_arrow
-                first = seen
-                for number, batch in enumerate(file.iter_batches(rows, columns=fields, use_threads=False)):
-                    if rows * number >= first:
-                        seen += len(batch)
-                        yield batch
-            return
-        except MemoryError:
-            if rows == 1:
-                raise
-
-
-def _arrow(path: str, kind: str) -> Iterator:
-    options = ipc.IpcReadOptions(use_threads=False)
-    with open_to_read(path) as file, pyarrow.OSFile(name_of(file)) as stream:
-        reader = (ipc.open_file if kind == "arrow" else ipc.open_stream)(stream, options=options)
-        yield reader.schema
-        yield from map(reader.get_batch, range(reader.num_record_batches)) if kind == "arrow" else reader
+    with open_to_read(asked["path"]) as file:
+        decoded = FORMATS[asked["kind"]].decode(name_of(file), asked["fields"])
+        schema = next(decoded)
+        yield json.dumps([[name, "" if _is_text(kind) else str(kind)] for name, kind in _leaves(schema)]).encode()
+        for batch in decoded:
+            yield from map(_stream, _parts([_column(batch, field) for field in asked["fields"]]))
 
 
 def _leaves(fields) -> list:

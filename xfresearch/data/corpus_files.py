@@ -7,18 +7,18 @@ from functools import partial
 from itertools import chain, takewhile
 from pathlib import Path
 
-from xfresearch.data.rows import LONGEST, READERS, check_utf8, text_of, utf8
+from xfresearch.data.column_formats import FORMATS
+from xfresearch.data.rows import LONGEST, READABLE, READERS, check_utf8, text_of, utf8
 from xfresearch.runtime.compression import SUFFIXES
 from xfresearch.runtime.errors import UserError
 from xfresearch.runtime.files import inside, require_no_dangling_link
-from xfresearch.runtime.formats import BROKEN, PROSE, WHAT, FileFormat, refused, sniff, suffix_of
+from xfresearch.runtime.formats import BROKEN, JSON, PROSE, WHAT, FileFormat, refused, sniff, suffix_of
 
 # The files that a directory is searched for. A .json file counts if it has rows; others describe a data set or a program.
 TEXT_SUFFIXES = (".txt", ".text", ".tokens", *PROSE)
-ROW_SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet", ".arrow")
+ROW_SUFFIXES = (*JSON, ".csv", ".tsv", *dict.fromkeys(chain.from_iterable(each.suffixes for each in FORMATS.values())))
 READER = 4  # increased when the reader finds other documents in the same files, so that caches are made again
 PIECE = 1 << 20  # bytes of a document of a text that is longer than LONGEST
-READABLE = "a corpus must be text, JSON lines, a JSON array, CSV, TSV, parquet or arrow"
 
 
 def names_files(path: str) -> bool:
@@ -104,7 +104,7 @@ def read_documents(path: Path, field: str) -> Iterator[bytes]:
             line += text.count(b"\n")
             yield text
     elif file_format.kind != "empty" or path.name != "__init__.py":  # an empty __init__.py is normal in a Python package
-        raise refused(path, file_format, READABLE)
+        raise refused(path, file_format, f"a corpus must be text, {READABLE}")
 
 
 def _texts(path: Path, file_format: FileFormat) -> Iterator[bytes]:

@@ -1,7 +1,7 @@
-"""The rows of files of records: JSON lines, a JSON array, CSV, TSV, parquet, arrow. They are read as streams.
+"""The rows of files of records: JSON lines, a JSON array, CSV, TSV, columns (column_formats.py). They are read as streams.
 
 A reader yields (place of the row, for messages; the row, which is a JSON value or {column: value}). Its arguments are the
-fields that will be read, and the option that names them, for messages. Other columns of parquet and arrow are not read.
+fields that will be read, and the option that names them, for messages. Other columns of a file of columns are not read.
 Raises UserError for a damaged file, with the line or the number of the row.
 """
 
@@ -17,6 +17,7 @@ from functools import partial
 from itertools import chain
 from typing import BinaryIO
 
+from xfresearch.data.column_formats import FORMATS
 from xfresearch.data.table_form import WORDS, Form, form_of
 from xfresearch.runtime import confined
 from xfresearch.runtime.compression import FREE, RATIO, Chunks, opened
@@ -25,9 +26,9 @@ from xfresearch.runtime.formats import HEAD, FileFormat
 from xfresearch.runtime.opening import open_to_read
 
 LONGEST = 1 << 26  # bytes of a row: a file that never ends a row must not fill the memory
-_ROW = 256  # bytes that a row of parquet or arrow takes at least, as Python holds it
-_SECONDS, _PER_SECOND = 3, 1 << 23  # of processor time to decode parquet or arrow, and bytes of the file for one more
-_MEMORY = 1 << 29  # bytes to decode parquet or arrow, beside four times the size of the file
+_ROW = 256  # bytes that a row of columns takes at least, as Python holds it
+_SECONDS, _PER_SECOND = 3, 1 << 23  # of processor time to decode columns, and bytes of the file for one more
+_MEMORY = 1 << 29  # bytes to decode columns, beside four times the size of the file
 _CHUNK = 1 << 20  # bytes, or characters of a JSON array
 _SHOWN = 20  # fields in a message
 TEXT_FIELD = "config.data.text_field"
@@ -282,7 +283,7 @@ def _check_lines(path, file_format: FileFormat) -> None:
 
 
 def columns(path, file_format: FileFormat, *fields: str, option: str = TEXT_FIELD) -> Iterator[tuple[str, object]]:
-    """The rows of a parquet or arrow file, with these columns. Raises UserError for a compressed one: it is not a
+    """The rows of a file of columns, with these columns. Raises UserError for a compressed one: it is not a
     stream; and for one that grows to more than compression.py allows: a few bytes of a column may stand for any number of
     rows."""
     kind, number = file_format.kind, 0
@@ -340,7 +341,7 @@ READERS: dict[str, Callable[..., Iterator[tuple[str, object]]]] = {
     "json objects": json_objects,
     "csv": table,
     "tsv": table,
-    "parquet": columns,
-    "arrow": columns,
-    "arrow stream": columns,
+    **dict.fromkeys(FORMATS, columns),
 }
+_KINDS = ["JSON lines", "a JSON array", "CSV", "TSV", *(each.words for each in FORMATS.values())]
+READABLE = f"{', '.join(_KINDS[:-1])} or {_KINDS[-1]}"

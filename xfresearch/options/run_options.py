@@ -16,7 +16,7 @@ class DataConfig:
     objective: Any = choice(OBJECTIVES, "next", "what a model predicts, and from what (docs/objectives.md)")
     weights: tuple[float, ...] = option((), "share of sequences from each corpus; () for equal shares")
     text_field: str = option(
-        "text", "field or column with the text, in files of rows (JSON, CSV, parquet, arrow) and TFDS examples"
+        "text", "field or column with the text, in files of rows, such as JSON lines, CSV and parquet, and TFDS examples"
     )
     tokenizer: str = option("bytes", "bytes | bpe (trained on the corpus) | path of a tokenizer file or directory")
     bpe_vocab: int = option(4096, "vocabulary size with tokenizer = 'bpe'", low=257)

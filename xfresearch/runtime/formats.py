@@ -17,16 +17,50 @@ HEAD = 1 << 16  # bytes that are looked at
 PROSE = (".md", ".rst", ".tex", ".py", ".pyi", ".c", ".h", ".cc", ".cpp", ".hpp", ".rs", ".go", ".java", ".js", ".ts", ".sh")
 HTML = (".html", ".htm", ".xhtml", *PROSE)
 JSON = (".json", ".jsonl", ".ndjson")
-BINARY: tuple[str, ...] = (".parquet", ".arrow", ".feather", ".npy", ".npz", ".zip", ".tar")
+BINARY: tuple[str, ...] = (".parquet", ".arrow", ".feather", ".orc", ".npy", ".npz", ".zip", ".tar")
 BINARY += (".gguf", ".safetensors", ".pt", ".pth", ".ckpt", ".h5")
 
-BROKEN = {
-    "empty": "the file is empty",
-    "git-lfs": "a git-lfs pointer, not the file that it stands for: fetch that with `git lfs pull` or `hf download`",
-    "html": "an HTML page, as a failed download leaves one: download the file again",
-    "answer": "the answer of a server that refused a download: download the file again",
+BROKEN = ("empty", "git-lfs", "html", "answer")
+_BY_BYTES = {  # {kind: (words, how a file of it begins)}; the first that fits
+    "gguf": ("a GGUF file, the weights of llama.cpp", rb"GGUF|[a-z]{2}gg[\x01-\x0f]\0\0\0"),
+    "parquet": ("a parquet file", rb"PAR1|PARE"),
+    "arrow": ("an arrow file", rb"ARROW1\0\0"),
+    "arrow stream": ("an arrow stream", rb"\xff{4}...\0[\x0c\x10]\0\0\0"),
+    "array_record": (
+        "an ArrayRecord file, which a TensorFlow Datasets folder holds",
+        rb"\x83\xaf\x70\xd1\x0d\x88\x4a\x3f",
+    ),
+    "pickle": (
+        "a pickle, such as a PyTorch checkpoint, which can run arbitrary code: convert it to safetensors",
+        rb"\x80[\x02-\x05]|PK\x03\x04.{26}[^\x00]*?/(data\.pkl|\.format_version|\.storage_alignment|byteorder)",
+    ),
+    "numpy": ("a NumPy array", rb"\x93NUMPY|PK\x03\x04.{26}[^\x00]*?\.npy"),
+    "zip": ("a zip file", rb"PK\x03\x04|PK\x05\x06"),
+    "llama2.c": ("a model of llama2.c", rb"24ka"),
+    "hdf5": ("an HDF5 file", rb"\x89HDF\r\n\x1a\n"),
+    "sqlite": ("an SQLite file", rb"SQLite format 3\0"),
+    "avro": ("an Avro file", rb"Obj\x01"),
+    "orc": ("an ORC file", rb"ORC.{0,500}?[\x00-\x08\x0e-\x1f]"),
+    "pdf": ("a PDF file", rb"%PDF-"),
+    "lz4": ("compressed with lz4", rb"\x04\x22\x4d\x18"),
+    "7z": ("a 7z file", rb"7z\xbc\xaf\x27\x1c"),
+    "rar": ("a rar file", rb"Rar!\x1a\x07"),
+    "tar": ("a tar file", rb".{257}ustar"),
+    # Its first piece is the unknown one: field 1, length, field 1, length, <unk>.
+    "sentencepiece": ("a SentencePiece model", rb"\n[\x02-\x40]\n[\x01-\x30](<unk>|<pad>|<s>|\[UNK\]|\xe2\x96\x81)"),
+    "git-lfs": (
+        "a git-lfs pointer, not the file that it stands for: fetch that with `git lfs pull` or `hf download`",
+        rb"version https://git-lfs\.github\.com/spec/",
+    ),
+    "answer": (
+        "the answer of a server that refused a download: download the file again",
+        rb"(Entry|Repository|Revision) not found\s*\Z|Invalid username or password\.\s*\Z|"
+        rb"(<\?xml[^>]*>\s*)?<Error>\s*<Code>",
+    ),
 }
-WHAT = BROKEN | {
+WHAT = {kind: words for kind, (words, _) in _BY_BYTES.items()} | {
+    "empty": "the file is empty",
+    "html": "an HTML page, as a failed download leaves one: download the file again",
     "text": "text",
     "json lines": "JSON lines",
     "json array": "a JSON array",
@@ -35,61 +69,17 @@ WHAT = BROKEN | {
     "csv": "CSV",
     "tsv": "TSV",
     "misnamed": "text under the name of a binary file: give it the name of what it is",
-    "parquet": "a parquet file",
-    "arrow": "an arrow file",
-    "arrow stream": "an arrow stream",
-    "array_record": "an ArrayRecord file, which a TensorFlow Datasets folder holds",
     "tfrecord": "a TFRecord file",
     "safetensors": "a safetensors file, a model's weights",
     "adapter": "weights of an adapter (LoRA), not a whole model",
     "adapter config": "the config of an adapter (LoRA), not of a whole model",
-    "gguf": "a GGUF file, the weights of llama.cpp",
-    "pickle": "a pickle, such as a PyTorch checkpoint, which can run arbitrary code: convert it to safetensors",
-    "llama2.c": "a model of llama2.c",
     "tokens": "binary data named .bin, such as token ids or weights: give the text that the ids were made from",
-    "numpy": "a NumPy array",
-    "sentencepiece": "a SentencePiece model",
     "tiktoken": "a vocabulary of tiktoken",
     "tokenizer.json": "a tokenizer.json",
     "config.json": "the config.json of a Hugging Face folder",
     "index": "an index of safetensors files",
-    "zip": "a zip file",
-    "tar": "a tar file",
     "compressed": "another compressed file",
-    "lz4": "compressed with lz4",
-    "7z": "a 7z file",
-    "rar": "a rar file",
-    "hdf5": "an HDF5 file",
-    "sqlite": "an SQLite file",
-    "orc": "an ORC file",
-    "avro": "an Avro file",
-    "pdf": "a PDF file",
     "binary": "binary data of an unknown kind",
-}
-_MAGIC = {
-    "gguf": rb"GGUF|[a-z]{2}gg[\x01-\x0f]\0\0\0",
-    "parquet": rb"PAR1|PARE",
-    "arrow": rb"ARROW1\0\0",
-    "arrow stream": rb"\xff{4}...\0[\x0c\x10]\0\0\0",
-    "array_record": rb"\x83\xaf\x70\xd1\x0d\x88\x4a\x3f",
-    "pickle": rb"\x80[\x02-\x05]|PK\x03\x04.{26}[^\x00]*?/(data\.pkl|\.format_version|\.storage_alignment|byteorder)",
-    "numpy": rb"\x93NUMPY|PK\x03\x04.{26}[^\x00]*?\.npy",
-    "zip": rb"PK\x03\x04|PK\x05\x06",
-    "llama2.c": rb"24ka",
-    "hdf5": rb"\x89HDF\r\n\x1a\n",
-    "sqlite": rb"SQLite format 3\0",
-    "avro": rb"Obj\x01",
-    "orc": rb"ORC[\x00-\x1f]",
-    "pdf": rb"%PDF-",
-    "lz4": rb"\x04\x22\x4d\x18",
-    "7z": rb"7z\xbc\xaf\x27\x1c",
-    "rar": rb"Rar!\x1a\x07",
-    "tar": rb".{257}ustar",
-    # Its first piece is the unknown one: field 1, length, field 1, length, <unk>.
-    "sentencepiece": rb"\n[\x02-\x40]\n[\x01-\x30](<unk>|<pad>|<s>|\[UNK\]|\xe2\x96\x81)",
-    "git-lfs": rb"version https://git-lfs\.github\.com/spec/",
-    "answer": rb"(Entry|Repository|Revision) not found\s*\Z|Invalid username or password\.\s*\Z|"
-    rb"(<\?xml[^>]*>\s*)?<Error>\s*<Code>",
 }
 _MARKS = {codecs.BOM_UTF32_LE: "utf-32", codecs.BOM_UTF32_BE: "utf-32"}  # they begin with those of UTF-16
 _MARKS |= {codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
@@ -134,7 +124,7 @@ def format_of(head: bytes, suffix: str = "") -> FileFormat:
     """What a file is that begins with `head`, its first HEAD bytes, and whose name ends in `suffix`."""
     if not head:
         return FileFormat("empty")
-    for kind, magic in _MAGIC.items():
+    for kind, (_, magic) in _BY_BYTES.items():
         if re.match(magic, head, re.S):
             return FileFormat(kind)
     if 2 <= int.from_bytes(head[:8], "little") <= 100_000_000 and head[8:9] == b"{":

@@ -1,17 +1,16 @@
-"""Pairs from files of rows with two fields: JSON lines, a JSON array, CSV, TSV, parquet, arrow (rows.py)."""
+"""Pairs from files of rows with two fields: those that rows.py reads."""
 
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 
 from xfresearch.data.corpus_files import READER, find_files, names_files
-from xfresearch.data.rows import READERS, text_of
+from xfresearch.data.rows import READABLE, READERS, text_of
 from xfresearch.data.text_sources import SPLITS, split_of
 from xfresearch.runtime.errors import UserError, nearest
 from xfresearch.runtime.formats import WHAT, refused, sniff
 
 OPTION = "config.data.objective.source_field, target_field"
-READABLE = "pairs must be in JSON lines, a JSON array, CSV, TSV, parquet or arrow"
 # What a file of a split is called, up to the first dot, '-' or '_', if the splits are published: train.jsonl, dev.tsv.
 NAMES = {"train": "train", "validation": "validation", "valid": "validation", "val": "validation", "dev": "validation"}
 NAMES |= {"test": "test"}
@@ -49,7 +48,7 @@ class PairFiles:
     def _read(self, path: Path) -> Iterator[tuple[bytes, bytes]]:
         file_format = sniff(path)
         if file_format.kind not in READERS:
-            raise refused(path, file_format, READABLE)
+            raise refused(path, file_format, f"pairs must be in {READABLE}")
         empty = True
         for where, row in READERS[file_format.kind](path, file_format, *self.fields, option=OPTION):
             empty = False
