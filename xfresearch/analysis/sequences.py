@@ -21,8 +21,7 @@ from xfresearch.models.inputs import as_tokens, forward
 from xfresearch.models.model_config import ModelConfig, check_length, longest_sequence
 from xfresearch.models.sources import padded, source_of, target_ids
 from xfresearch.models.taps import NO_TAPS, Request
-from xfresearch.options.objectives import Seq2Seq
-from xfresearch.run_config.resolving import OF_SOURCES
+from xfresearch.options.objectives import OBJECTIVES, Seq2Seq
 from xfresearch.runtime.errors import UserError
 
 ROWS = 32  # by default
@@ -152,8 +151,9 @@ def _of_corpus(lm: LanguageModel, data: str | None, count: int, length: int, spl
 def _pairs(lm: LanguageModel, data: str | None, count: int, length: int, split: str) -> Sequences:
     """The first pairs of a corpus, as the objective of the model's run makes them, with a row for each."""
     run, objective = lm.run, lm.run.data.objective
-    if objective.kind not in OF_SOURCES or lm.tokenizer is None:
-        lacks = "a tokenizer" if lm.tokenizer is None else f"data.objective.kind one of {', '.join(OF_SOURCES)}"
+    if not objective.with_encoder or lm.tokenizer is None:
+        kinds = ", ".join(name for name, each in OBJECTIVES.items() if each.with_encoder)
+        lacks = "a tokenizer" if lm.tokenizer is None else f"data.objective.kind one of {kinds}"
         raise UserError(f"data={data!r} is not allowed: the run of this model needs {lacks} to read pairs; give source")
     objective = replace(objective, rows="padded") if isinstance(objective, Seq2Seq) else objective
     length = length or run.sequence_length

@@ -50,18 +50,9 @@ def predicts_next(data) -> bool:
     return not trains_on_labels(data) and data.objective.kind == "next"
 
 
-PREDICTED = {
-    "next": "next tokens",
-    "seq2seq": "tokens of targets",
-    "span_corruption": "tokens of spans",
-    "masked": "masked tokens",
-    "prefix": "tokens after a prefix",
-}
-
-
 def predicted(data) -> str:
     """What a run on `data` predicts, in words."""
-    return "labels" if trains_on_labels(data) else PREDICTED[data.objective.kind]
+    return "labels" if trains_on_labels(data) else data.objective.predicts
 
 
 def open_data_set(corpus: str, length: int) -> Labelled:

@@ -12,7 +12,7 @@ import numpy as np
 from xfresearch.kernels.defaults import fast_layers
 from xfresearch.models import layers, transformer
 from xfresearch.models.context import Context, Source
-from xfresearch.models.model_config import LIMITS, ModelConfig, longest_sequence, without_prefix
+from xfresearch.models.model_config import LIMITS, ModelConfig, longest_sequence
 from xfresearch.models.stack import StackConfig
 from xfresearch.models.tap_aliases import lens_names
 from xfresearch.models.taps import ENCODER, EVERYTHING, NO_TAPS, OUTSIDE, Patch, Request, captured, of_encoder
@@ -80,7 +80,7 @@ def each_token(name: str, numbers, tokens_BL, limit: int = 0):
 
 def prefix_of(model: ModelConfig, prefix_BL, tokens_BL):
     """`each_token` for prefix_BL, not 0 for the tokens of a prefix. Raises UserError, too, for a model without prefixes."""
-    if prefix_BL is not None and (why := without_prefix(model)):
+    if prefix_BL is not None and (why := model.without_prefix):
         raise UserError(f"prefix_BL is not allowed: {why}")
     return each_token("prefix_BL", prefix_BL, tokens_BL)
 

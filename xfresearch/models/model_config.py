@@ -74,6 +74,14 @@ class ModelConfig(TokenStackConfig):
         return self.encoder.sublayers(role, has) + own if self.encoder and layer is None else own
 
     @property
+    def without_prefix(self) -> str:
+        """Why the first tokens of a text cannot see each other in this model; '' if they can."""
+        if not self.causal:
+            return "model.causal=False: every token sees all others"
+        reasons = ((each.path, each.options.without_prefix) for each in self.sublayers() if not each.prefix)
+        return next((f"{path}: {reason}" for path, reason in reasons if reason), "")
+
+    @property
     def random(self) -> bool:
         """Whether the model draws random numbers in training."""
         return super().random or bool(self.encoder and self.encoder.random)
@@ -93,14 +101,6 @@ def resolve_model(model: ModelConfig) -> ModelConfig:
         first = next(iter(model.blocks.values())).layout
         require(reads, "model.blocks.main.layout", first, f"one that reads the encoder, in a block at least: {layouts}")
     return model
-
-
-def without_prefix(model: ModelConfig) -> str:
-    """Why the first tokens of a text cannot see each other in this model; '' if they can."""
-    if not model.causal:
-        return "model.causal=False: every token sees all others"
-    reasons = ((each.path, each.options.without_prefix) for each in model.sublayers() if not each.prefix)
-    return next((f"{path}: {reason}" for path, reason in reasons if reason), "")
 
 
 def predicts_next(model: ModelConfig) -> str:

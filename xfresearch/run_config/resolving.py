@@ -4,14 +4,13 @@ from dataclasses import replace
 from typing import Any
 
 from xfresearch.data.labels import TEXT_OPTIONS, open_data_set, trains_on_labels
-from xfresearch.models.model_config import LIMITS, ModelConfig, longest_sequence, resolve_model, without_prefix
+from xfresearch.models.model_config import LIMITS, ModelConfig, longest_sequence, resolve_model
 from xfresearch.options.fields import check_read
+from xfresearch.options.objectives import KEY, OBJECTIVES
 from xfresearch.options.reading import from_dict
 from xfresearch.options.run_options import DataConfig
 from xfresearch.run_config.config import Config
 from xfresearch.runtime.errors import require
-
-OF_SOURCES = ("seq2seq", "span_corruption", "prefix")  # kinds of data.objective whose batches have sources
 
 
 def resolve(config: Config) -> Config:
@@ -87,33 +86,18 @@ def _check_data(data: DataConfig) -> None:
 
 
 def _check_objective(config: Config) -> None:
-    """Raises UserError if the model sees the tokens that its objective predicts, or cannot see those that they are predicted
-    from."""
-    objective, causal = config.data.objective, config.model.causal
-    key = "data.objective"
-    if config.source_length:  # with an encoder
-        allowed = f"one of {', '.join(map(repr, OF_SOURCES))} for a model with an encoder, which reads a source"
-        require(objective.kind in OF_SOURCES, f"{key}.kind", objective.kind, allowed)
+    """Raises UserError if the objective and the model do not fit: see options/objectives.py."""
+    objective, encoder = config.data.objective, bool(config.source_length)
+    kinds = [name for name, each in OBJECTIVES.items() if (each.with_encoder if encoder else each.alone)]
+    model = "a model with an encoder, which reads a source" if encoder else "a model without an encoder (model.stacks)"
+    allowed = f"one of {', '.join(map(repr, kinds))} for {model}"
+    require(objective.kind in kinds, f"{KEY}.kind", objective.kind, allowed)
+    if encoder:
         allowed = "True: a decoder that sees the tokens it predicts learns nothing"
-        require(causal, "model.causal", causal, allowed)
-        packing, allowed = config.data.packing, f"'stream' with {key}.kind={objective.kind!r}"
+        require(config.model.causal, "model.causal", config.model.causal, allowed)
+        packing, allowed = config.data.packing, f"'stream' with {KEY}.kind={objective.kind!r}"
         require(packing == "stream", "data.packing", packing, allowed)
-    elif objective.kind == "next":
-        allowed = "True to train on next tokens: a model that sees the tokens it predicts learns nothing"
-        require(causal, "model.causal", causal, allowed)
-    elif objective.kind == "masked":
-        allowed = f"False with {key}.kind='masked': a masked token is predicted from the tokens on both sides"
-        require(not causal, "model.causal", causal, allowed)
-        shares = objective.mask_share + objective.random_share
-        allowed = f"at most 1 with {key}.mask_share={objective.mask_share}, together"
-        require(shares <= 1, f"{key}.random_share", objective.random_share, allowed)
-    elif objective.kind == "prefix":
-        require(config.sequence_length > 1, "sequence_length", config.sequence_length, "at least 2, a prefix and the rest")
-        why = without_prefix(config.model)
-        require(not why, f"{key}.kind", objective.kind, f"another one for this model, which has no prefix: {why}")
-    else:
-        allowed = "'next', 'masked' or 'prefix' for a model without an encoder (model.stacks)"
-        require(False, f"{key}.kind", objective.kind, allowed)
+    objective.check(config)
 
 
 def _resolve_labels(config: Config) -> Config:

@@ -16,7 +16,7 @@ import numpy as np
 
 from xfresearch.data.packing import positions
 from xfresearch.kernels.cross_entropy import nll_of_logits
-from xfresearch.models.model_config import ModelConfig, mixtures, predicts_next, without_prefix
+from xfresearch.models.model_config import ModelConfig, mixtures, predicts_next
 from xfresearch.run_config.closed_form import costs
 from xfresearch.runtime.tables import count
 from xfresearch.surgery.layerwise import Pass, Runner
@@ -211,7 +211,7 @@ class Domain(NamedTuple):
         experts = [moe for each in (model, after.resolved) for moe in mixtures(each)]
         if model.token_types:
             batches = [each._replace(read={"token_types_BL": _types(each, model, n == 0)}) for n, each in enumerate(batches)]
-        packed = batches[0].in_documents(prefixes=not without_prefix(model))
+        packed = batches[0].in_documents(prefixes=not model.without_prefix)
         return cls(batches, model, longest, packed, bool(experts))
 
     def compare(self, certificate: Certificate, runners: list[Runner]) -> Inputs | None:

@@ -12,6 +12,7 @@ import numpy as np
 from xfresearch.data.tokenizers import Tokenizer
 from xfresearch.data.tokenizers.added_ids import mask_id, special_ids
 from xfresearch.options import objectives as options
+from xfresearch.options.run_options import RunConfig
 
 
 @dataclass(frozen=True)
@@ -47,3 +48,11 @@ class Masked:
         """Which tokens may be predicted: bool [B, L], without padding and special tokens."""
         allowed_BL: np.ndarray = (rows["segments"] > 0) & ~np.isin(rows["tokens"], self.special)
         return allowed_BL
+
+
+def objective_of(run: RunConfig, tokenizer: Tokenizer) -> Masked:
+    return Masked.of(run.data.objective, tokenizer)
+
+
+def row_length(run: RunConfig) -> int:
+    return run.sequence_length

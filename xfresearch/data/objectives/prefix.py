@@ -14,6 +14,7 @@ from xfresearch.data.pairs import pair_packing
 from xfresearch.data.pairs.pair_packing import Pair
 from xfresearch.data.tokenizers import Tokenizer
 from xfresearch.options import objectives as options
+from xfresearch.options.run_options import RunConfig
 from xfresearch.runtime.errors import require
 
 
@@ -46,11 +47,6 @@ class Prefix(NamedTuple):
         return Pair(*(np.append(part, self.end).astype(np.int32) for part in parts))
 
 
-def row_length(chosen: options.Prefix, source_length: int, length: int) -> int:
-    """T, the tokens of a text whose parts an encoder and a decoder read."""
-    return source_length - 1 + (length - 1 if chosen.lengths == "fixed" else 0)
-
-
 class RowPrefix:
     """Prefixes for a single stack: one in each document of a row, which segment ids separate, or in each row of a stream."""
 
@@ -65,3 +61,19 @@ class RowPrefix:
                 prefix_L[places[:length]] = 1
                 weights_L[places[: max(length - 1, 0)]] = 0  # the last token of the prefix predicts the first one after it
         return {**rows, "weights": weights_BL, "prefix": prefix_BL}
+
+
+def objective_of(run: RunConfig, tokenizer: Tokenizer) -> Prefix | RowPrefix:
+    """Raises UserError if an option is set that a single stack does not have."""
+    chosen = run.data.objective
+    if run.source_length:
+        return Prefix.of(chosen, tokenizer, run.source_length, run.sequence_length)
+    require(chosen.lengths == "random", "data.objective.lengths", chosen.lengths, "'random' without an encoder")
+    return RowPrefix()
+
+
+def row_length(run: RunConfig) -> int:
+    """T, the tokens of a text whose parts an encoder and a decoder read; a single stack reads them in one row."""
+    if not run.source_length:
+        return run.sequence_length
+    return run.source_length - 1 + (run.sequence_length - 1 if run.data.objective.lengths == "fixed" else 0)

@@ -21,6 +21,7 @@ from xfresearch.data.pairs.pair_packing import Pair
 from xfresearch.data.tokenizers import Tokenizer
 from xfresearch.data.tokenizers.added_ids import sentinels
 from xfresearch.options import objectives as options
+from xfresearch.options.run_options import RunConfig
 from xfresearch.runtime.errors import require
 
 KEY = "data.objective"
@@ -114,3 +115,11 @@ def _segments(items: int, parts: int, rng: np.random.Generator) -> np.ndarray:
     """The sizes of `items` in a row, cut into so many parts that are not empty, each way equally likely."""
     starts = rng.permutation(np.arange(items - 1) < parts - 1)
     return np.diff(np.flatnonzero(np.concatenate([[True], starts, [True]])))
+
+
+def objective_of(run: RunConfig, tokenizer: Tokenizer) -> SpanCorruption:
+    return SpanCorruption.of(run.data.objective, tokenizer, run.source_length, run.sequence_length)
+
+
+def row_length(run: RunConfig) -> int:
+    return raw_length(run.source_length, run.data.objective.noise_density, run.data.objective.mean_span)
