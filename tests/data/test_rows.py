@@ -115,6 +115,8 @@ def test_a_directory_gives_its_text_and_rows_and_not_its_settings(tmp_path):
     ("\u4e2d\u6587".encode("utf-16-le") * 9, "a.txt", "text"),
     (bytes(range(1, 32)) * 9 + b"\xff", "a.txt", "binary"),
     (b"caf\xe9", "a.txt", "text"),
+    (b"ORC\x8a\x01\0\n", "a", "orc"),  # compressed
+    (b"ORCHARD ORCS", "a", "text"),
     (b"\xff\xfe\0\0a\0\0\0", "a.txt", "text"),
 ])  # fmt: skip
 def test_kinds_that_are_easily_taken_for_others(tmp_path, content, name, kind):
