@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 import pytest
-from pyarrow import ipc, parquet
+from pyarrow import ipc, orc, parquet
 
 from xfresearch.data import rows
 from xfresearch.data.column_formats import FORMATS
@@ -46,6 +46,11 @@ def write_arrow_stream(path, table: pa.Table) -> None:
     write_arrow(path, table, ipc.new_stream)
 
 
+def write_orc(path, table: pa.Table) -> None:
+    """Without compression a stripe ends after some hundred rows of the tests; equal texts are small in a dictionary."""
+    orc.write_table(table, path, dictionary_key_size_threshold=0.5, stripe_size=1 << 10, batch_size=100)
+
+
 class Writer(NamedTuple):
     write: Callable
     kinds: list[pa.DataType]  # of texts that the format has
@@ -57,6 +62,7 @@ WRITERS = {
     "parquet": Writer(write_parquet, KINDS),
     "arrow": Writer(write_arrow, KINDS),
     "arrow stream": Writer(write_arrow_stream, KINDS),
+    "orc": Writer(write_orc, KINDS[:3]),
 }
 plain, large = {"use_dictionary": False}, {"dictionary_pagesize_limit": 1 << 30}
 BOMBS = {

@@ -50,8 +50,19 @@ def _arrow(name: str, fields: list[str], streamed: bool = False) -> Iterator:
         yield from reader if streamed else map(reader.get_batch, range(reader.num_record_batches))
 
 
+def _orc(name: str, fields: list[str]) -> Iterator:
+    """The columns of one stripe at a time: writers end it at some megabytes, 64 by default."""
+    from pyarrow import orc
+
+    file = orc.ORCFile(name)
+    yield file.schema
+    for number in range(file.nstripes):
+        yield file.read_stripe(number, columns=fields)
+
+
 FORMATS: dict[str, ColumnFormat] = {  # by the kinds of runtime/formats.py
     "parquet": ColumnFormat(_parquet, "parquet", (".parquet",)),
     "arrow": ColumnFormat(_arrow, "arrow (feather)", (".arrow",)),
     "arrow stream": ColumnFormat(partial(_arrow, streamed=True), "arrow streams (`datasets`)", (".arrow",)),
+    "orc": ColumnFormat(_orc, "ORC", (".orc",)),
 }
