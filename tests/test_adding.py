@@ -71,3 +71,13 @@ def test_a_block_that_does_not_fit_is_an_error():
     for hunk in (" x\n+c\n", "+c\n"):
         with pytest.raises(AssertionError, match="times in f"):
             adding.changed("a\nb\n", hunk, "f")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("page", ["adding_training.md"])
+def test_the_other_pages_can_be_followed(page, tmp_path):
+    tree = copy_of_the_tree(tmp_path / "tree")
+    adding.carry_out(page, tree)
+    for block in adding.commands(page):
+        for command in block:
+            adding.run(command, tree, str(tmp_path / "run"))
