@@ -10,7 +10,7 @@ from xfresearch.interop.families import get_family
 from xfresearch.run_config.config_files import parse
 from xfresearch.runtime import command
 from xfresearch.runtime.errors import MISTAKE, UserError, require_new
-from xfresearch.training import start
+from xfresearch.training import pretrained
 from xfresearch.training.fork import check_fork
 
 GPT2 = "--config=configs/gpt2.py:tiny"
@@ -46,7 +46,7 @@ STARTS = "--config.start.path=runs/a"
         ),
         (lambda: get_family("lama"), "model_type='lama' is not allowed: it must be one of .*; did you mean 'llama'[?]"),
         (
-            lambda: start.check_options(tiny_model().config, parse([GPT2, "--config.model.width=64", STARTS])),
+            lambda: pretrained.check_options(tiny_model().config, parse([GPT2, "--config.model.width=64", STARTS])),
             "config.model.width=64 is not allowed: it must be 32 to start from runs/a: its parameters were trained for the "
             "function that this option decides",
         ),

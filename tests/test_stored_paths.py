@@ -20,7 +20,7 @@ from xfresearch.options.objectives import Seq2Seq
 from xfresearch.options.run_options import DataConfig
 from xfresearch.run_config.config_files import read_json
 from xfresearch.runtime.errors import UserError
-from xfresearch.training.start import parse
+from xfresearch.training.pretrained import parse
 from xfresearch.training.workdir import write_beginning
 
 SECRET = "a private line of mine\n"

@@ -13,7 +13,7 @@ _HOMES = {
     "load": "loading.loading",
     "LanguageModel": "loading.language_model",
     "Patch": "models.taps",
-    "costs": "run.closed_form",
+    "costs": "run_config.closed_form",
     "UserError": "runtime.errors",
     "train": "train",
     "sweep": "studies.sweep",

@@ -92,9 +92,9 @@ def main(arguments: list[str]) -> None:
     if topology is None or topology.tpu:
         topologies.set_environment()
 
-    from xfresearch.training import start
+    from xfresearch.training import pretrained
 
-    config = start.parse(["--config", options.config, *mesh_overrides(options.mesh), *overrides])
+    config = pretrained.parse(["--config", options.config, *mesh_overrides(options.mesh), *overrides])
     outcome = {"config": options.config, "overrides": [*mesh_overrides(options.mesh), *overrides]}
     outcome |= run(config, topology, options)
     if options.json:

@@ -69,10 +69,10 @@ def main(arguments: list[str]) -> None:
     known_keys.check(given)  # before the imports that take seconds
 
     from xfresearch.options.reading import to_json
-    from xfresearch.training import start
+    from xfresearch.training import pretrained
 
     workdir = options.workdir or default_workdir(options.config)
-    config = start.parse(given, workdir)
+    config = pretrained.parse(given, workdir)
     if options.print_config:
         print(to_json(config))
         return
@@ -115,8 +115,7 @@ def train(
     """
     began = time.time()
     from xfresearch.run_config.config_files import as_arguments
-    from xfresearch.training import session
-    from xfresearch.training import start as starting
+    from xfresearch.training import pretrained, session
     from xfresearch.training.trained_run import Run
 
     given = as_arguments(config, {**overrides, **({"start.path": start} if start else {})})
@@ -125,7 +124,7 @@ def train(
     workdir = str(workdir) or default_workdir(str(config))
     _reuse_memory()
     with filtered():
-        parsed = starting.parse(given, workdir)
+        parsed = pretrained.parse(given, workdir)
         results = session.run(parsed, workdir, given, fork, began, panel(parsed), callbacks)
     if results["stopped_by"] == "SIGTERM":
         signal.raise_signal(signal.SIGTERM)

@@ -46,7 +46,7 @@ class Parity(Labelled):
 
 @pytest.fixture
 def parity(monkeypatch):
-    monkeypatch.setitem(labels.DATA_SETS, "parity", Parity)
+    monkeypatch.setitem(labels.DATA_SETS, "parity", f"{__name__}:Parity")
     return config_with("data.corpus=('parity:copies=2',)", "sequence_length=2", "batch_size=4")
 
 

@@ -7,14 +7,14 @@ from tests.interop import published_2025, published_masked, published_seq2seq
 from xfresearch.interop.config_json import read_model, write_config
 from xfresearch.interop.differences import differences
 from xfresearch.interop.exporting import choose
-from xfresearch.interop.families import FAMILIES, get_family
+from xfresearch.interop.families import NAMES, get_family
 
 PUBLISHED = published_2025.PUBLISHED | published_seq2seq.PUBLISHED | published_masked.PUBLISHED
 CASES = [pytest.param(*case, id=name) for name, case in PUBLISHED.items()]
 
 
 def test_every_family_has_a_published_model():
-    assert {config["model_type"] for config, _ in PUBLISHED.values()} == set(FAMILIES)
+    assert {config["model_type"] for config, _ in PUBLISHED.values()} == set(NAMES)
 
 
 @pytest.mark.parametrize("config, count", CASES)

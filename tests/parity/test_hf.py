@@ -20,7 +20,7 @@ import xfresearch as xf  # noqa: E402
 from tests.interop.folders import assert_same_tensors, choices, greedy, highest  # noqa: E402
 from tests.parity import hf_seq2seq, hf_torch  # noqa: E402
 from tests.parity.hf_draws import DRAWS, LENGTH, MASKED, ROUNDS, Draw  # noqa: E402
-from xfresearch.interop.families import FAMILIES  # noqa: E402
+from xfresearch.interop.families import NAMES  # noqa: E402
 from xfresearch.interop.folder import read_config  # noqa: E402
 
 pytestmark = pytest.mark.parity
@@ -56,7 +56,7 @@ def case(request, tmp_path_factory) -> Case:
 
 
 def test_every_family_has_random_configs():
-    assert {*DRAWS, *MASKED, *hf_seq2seq.DRAWS} == set(FAMILIES)
+    assert {*DRAWS, *MASKED, *hf_seq2seq.DRAWS} == set(NAMES)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

@@ -12,16 +12,18 @@ import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
 
 from xfresearch.data import text_sources
 from xfresearch.data.cache import build_once, cache_root, complete, digest, locked, write_meta
 from xfresearch.data.corpus_files import names_files
-from xfresearch.data.facts import FactSentences
 from xfresearch.data.given import require_given_corpus
-from xfresearch.data.pairs import TASKS, PairFiles, PairTask, open_pairs
 from xfresearch.options.run_options import DataConfig
 from xfresearch.runtime.errors import UserError, nearest
 from xfresearch.runtime.files import check_tree, inside, names_in
+
+if TYPE_CHECKING:
+    from xfresearch.data.pairs import PairFiles, PairTask
 
 BUILT_IN = ("python_stdlib", "text_files", "facts", "wikitext2", "enwik8", "text8")
 _FORMAT = 1
@@ -50,6 +52,8 @@ def open_corpus(corpus: str, data: DataConfig) -> "Corpus":
     """The corpus, with `.splits`, `.identity()`, `.documents(split)` and `.n_bytes(split)`, an estimate of the split's size.
     A corpus of pairs has `.pairs(split)` too."""
     if data.objective.kind == "seq2seq":
+        from xfresearch.data.pairs import open_pairs
+
         return open_pairs(corpus, data)
     if corpus not in BUILT_IN:
         require_given_corpus(corpus)
@@ -66,6 +70,8 @@ def open_corpus(corpus: str, data: DataConfig) -> "Corpus":
             raise UserError("corpus 'text_files' needs a path: text_files:PATH, a file, directory or glob")
         return BuiltInCorpus(name, text_sources.TextFiles(path, data.text_field, data.links), data)
     if name == "facts":
+        from xfresearch.data.facts import FactSentences
+
         return BuiltInCorpus(name, FactSentences(path), data)
     if name == "wikitext2":
         return BuiltInCorpus(name, text_sources.Wikitext2(path or data.manual_dir, root), data)
@@ -205,7 +211,7 @@ class TfdsCorpus:
             ) from None
 
 
-Corpus = BuiltInCorpus | TfdsCorpus | PairFiles | PairTask
+Corpus: TypeAlias = "BuiltInCorpus | TfdsCorpus | PairFiles | PairTask"
 
 
 def _tfds_builder(corpus: str, name: str, data_dir: str):
@@ -222,6 +228,8 @@ def _tfds_builder(corpus: str, name: str, data_dir: str):
 
 def _unknown(corpus: str, name: str) -> UserError:
     from tensorflow_datasets.core import registered
+
+    from xfresearch.data.pairs import TASKS
 
     listed = registered.list_imported_builders() if hasattr(registered, "list_imported_builders") else []
     if name in TASKS:

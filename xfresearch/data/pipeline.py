@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
@@ -15,14 +16,16 @@ from xfresearch.data.labelled import LabelledSplit
 from xfresearch.data.labels import has_labels
 from xfresearch.data.objectives import Corrupted, generators, objective_of, row_length
 from xfresearch.data.packed import PackedSplit, stream_tokens
-from xfresearch.data.pairs import pair_splits
 from xfresearch.data.tokenizers import Tokenizer, tokenizer_for
 from xfresearch.options.run_options import RunConfig
 from xfresearch.runtime.errors import UserError
 
+if TYPE_CHECKING:
+    from xfresearch.data.pairs.pair_splits import PairedSplit, TaskSplit
+
 __all__ = ["Batches", "LabelledSplit", "PackedSplit", "Prefetch", "evaluation_batches", "prepare", "stream_tokens"]
 
-Split = PackedSplit | LabelledSplit | Corrupted | pair_splits.PairedSplit | pair_splits.TaskSplit
+Split: TypeAlias = "PackedSplit | LabelledSplit | Corrupted | PairedSplit | TaskSplit"
 
 
 def prepare(
@@ -37,6 +40,8 @@ def prepare(
     if has_labels(corpus):
         return LabelledSplit(corpus, split, config.sequence_length)
     if config.data.objective.kind == "seq2seq":
+        from xfresearch.data.pairs import pair_splits
+
         return pair_splits.prepare(config, split, corpus, tokenizer)
     tokenizer = tokenizer or tokenizer_for(config.data)
     objective = objective_of(config, tokenizer)

@@ -14,19 +14,18 @@ prefix. The numbers of key heads and of value heads may differ; H / G query head
 
 import math
 from collections.abc import Callable
+from pkgutil import resolve_name
 from typing import NamedTuple
 
 import jax.numpy as jnp
 
 from xfresearch.kernels.blocked_attention import blocked
 from xfresearch.kernels.choice import KernelChoice, choose
-from xfresearch.kernels.chunked_attention import chunked
-from xfresearch.kernels.cudnn_attention import cudnn
 from xfresearch.kernels.defaults import ATTENTION, preferred
 from xfresearch.kernels.masks import CAUSAL, Mask, Shaping, Slots
 from xfresearch.kernels.on_mesh import share_heads
 from xfresearch.kernels.plain_attention import banded, plain
-from xfresearch.kernels.tokamax_kernels import refuse_tokamax, tokamax_attention
+from xfresearch.kernels.tokamax_kernels import refuse_tokamax
 from xfresearch.sharding.devices import compute_capability, platform
 from xfresearch.sharding.partition import constrain
 
@@ -188,18 +187,6 @@ def _scaled(factor: float, q_BLHK, memory: Slots | None):
     return scale(q_BLHK), memory._replace(query=scale(memory.query))
 
 
-def _splash(*arguments, **options):
-    from xfresearch.kernels.splash_attention import splash  # Pallas takes a second to import
-
-    return splash(*arguments, **options)
-
-
-def _ring(*arguments, **options):
-    from xfresearch.kernels.ring_attention import ring  # imports Pallas too
-
-    return ring(*arguments, **options)
-
-
 def _segments(q_segments_BL, k_segments_BS, k_prefix_BS) -> tuple | None:
     """What kernels take as segments: ids of queries and keys, with the prefix if there is one; None without ids."""
     if k_prefix_BS is None:
@@ -209,7 +196,14 @@ def _segments(q_segments_BL, k_segments_BS, k_prefix_BS) -> tuple | None:
     return q_segments_BL, k_segments_BS, k_prefix_BS
 
 
-FUSED = {"splash": _splash, "cudnn": cudnn, "tokamax": tokamax_attention, "chunked": chunked, "ring": _ring}  # called alike
+# Kernels that are called alike, imported when one is chosen: Pallas, which splash and ring use, takes a second to import.
+FUSED = {
+    "splash": "xfresearch.kernels.splash_attention:splash",
+    "cudnn": "xfresearch.kernels.cudnn_attention:cudnn",
+    "tokamax": "xfresearch.kernels.tokamax_kernels:tokamax_attention",
+    "chunked": "xfresearch.kernels.chunked_attention:chunked",
+    "ring": "xfresearch.kernels.ring_attention:ring",
+}
 
 
 def attention(
@@ -270,7 +264,8 @@ def attention(
             as_in_plain = q_BLHK if scale is None else _scaled(scale * math.sqrt(K), q_BLHK, None)[0]
             features["bias"] = bias(as_in_plain, distance_LS)
         q_BLHK, slots = _scaled(1 / math.sqrt(K) if scale is None else scale, q_BLHK, slots)
-        return FUSED[name](q_BLHK, *share_heads(k_BSGK, v_BSGV, slots), segments, mask, mesh, **features)
+        kernel = resolve_name(FUSED[name])
+        return kernel(q_BLHK, *share_heads(k_BSGK, v_BSGV, slots), segments, mask, mesh, **features)
     k_BSGK, v_BSGV = (constrain(mesh, x, "BSGK") for x in (k_BSGK, v_BSGV))  # every device needs all keys
     if scale is not None:
         q_BLHK, slots = _scaled(scale * math.sqrt(K), q_BLHK, slots)

@@ -21,7 +21,6 @@ from xfresearch.data.given import remember
 from xfresearch.data.labels import has_labels
 from xfresearch.data.pipeline import stream_tokens
 from xfresearch.data.tokenizers import Tokenizer
-from xfresearch.interop import chat, exporting
 from xfresearch.interop.source import Source
 from xfresearch.kernels.cross_entropy import token_nll
 from xfresearch.loading import edits as edited
@@ -311,6 +310,8 @@ class LanguageModel:
         """The token ids of a conversation, [{"role": "user", "content": "..."}] or one message of the user, by the chat
         template of the Hugging Face folder that the model came from, up to where the answer begins. Raises UserError if
         there is no template."""
+        from xfresearch.interop import chat
+
         messages = [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
         text = chat.render(self.source.files if self.source else {}, messages)
         ids = self.encode(text, special_tokens=True)
@@ -352,6 +353,8 @@ class LanguageModel:
         """Writes a Hugging Face folder that `transformers` and `load` read, in files of at most `shard_bytes`, and
         returns the family. See interop/exporting.py for the choice of family and dtype. Raises UserError if `path`
         exists and is not an empty directory, or if no family can express the model; the message gives the reason."""
+        from xfresearch.interop import exporting
+
         return exporting.export(self, epath.Path(path).expanduser(), family, dtype, shard_bytes).name
 
 

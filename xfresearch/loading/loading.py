@@ -14,7 +14,7 @@ from xfresearch.checkpoints import store
 from xfresearch.checkpoints.newest import newest_good
 from xfresearch.checkpoints.validity import Unusable
 from xfresearch.data.tokenizers import has_tokenizer, load_tokenizer
-from xfresearch.interop import folder, importing, llama2c
+from xfresearch.interop import folder
 from xfresearch.interop.source import load as load_source
 from xfresearch.loading import edits
 from xfresearch.loading.language_model import LanguageModel, Params
@@ -55,8 +55,12 @@ def load(
     """
     located, step = locate(path, step)
     if _is_llama2c(located):
+        from xfresearch.interop import llama2c
+
         return LanguageModel(**llama2c.load(located, mesh, dtype)._asdict())
     if folder.is_folder(located):
+        from xfresearch.interop import importing
+
         return LanguageModel(**importing.load(located, mesh, dtype, allow_nonfinite)._asdict())
     run = read_json(inside(located, "config.json"))
     if "float64" in (run.model.dtype, run.model.param_dtype):
@@ -83,10 +87,14 @@ def stored(path: str | PathLike[str]) -> Stored:
     """The model at `path`, which is one of those that `load` reads. Raises UserError as `load` does."""
     located, step = locate(path)
     if _is_llama2c(located):
+        from xfresearch.interop import llama2c
+
         layout, run = llama2c.read_header(Path(located))
         weights = partial(llama2c.read_params, Path(located), layout)
         return Stored("llama2.c file", located, run.model, run.data.tokenizer, lambda abstract: (None, weights(abstract)))
     if folder.is_folder(located):
+        from xfresearch.interop import importing
+
         header = importing.read_header(located)
         tokenizer = str(located) if has_tokenizer(located) else ""
         read = partial(importing.read_params, located, header)

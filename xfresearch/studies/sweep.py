@@ -28,7 +28,7 @@ from xfresearch.runtime.progress import stage
 from xfresearch.runtime.run_rows import Rows
 from xfresearch.runtime.terminal import filtered
 from xfresearch.studies.running import RESULT_FILE, Counted, Wanted, read_result, seconds, train_and_measure
-from xfresearch.training import start, trackers
+from xfresearch.training import pretrained, trackers
 from xfresearch.training.callbacks import Callback
 from xfresearch.training.hyperparameters import without_hyper
 from xfresearch.training.workdir import locked
@@ -110,7 +110,7 @@ def _planned(config: Source, grid: Grid, workdir: str, seeds: Sequence[int]) -> 
         if "seed" in point:
             raise UserError("grid: 'seed' is not allowed: the argument seeds has the seeds")
         for seed in seeds:
-            parsed = start.parse(as_arguments(config, {**point, "seed": seed}))
+            parsed = pretrained.parse(as_arguments(config, {**point, "seed": seed}))
             if not trains_on_labels(parsed.data):
                 parsed = with_vocabulary(parsed, vocab_size(parsed.data))
             runs.append(Planned(point, parsed, epath.Path(workdir).expanduser() / _name(point) / f"seed-{seed}"))

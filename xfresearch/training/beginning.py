@@ -14,7 +14,7 @@ from xfresearch.run_config.config import Config
 from xfresearch.runtime import distributed
 from xfresearch.runtime.errors import UserError
 from xfresearch.runtime.files import move_damaged
-from xfresearch.training import start
+from xfresearch.training import pretrained
 from xfresearch.training.hyperparameters import hyper_of
 from xfresearch.training.program import Program
 from xfresearch.training.workdir import record_resumed, starts
@@ -48,7 +48,7 @@ def begin(config: Config, workdir: epath.Path, program: Program) -> Beginning:
         )
     if not config.start.path:
         return Beginning(program.jit_init(hyper_of(config)), {}, [], emergency)
-    params, lineage = start.load(config, program.mesh)
+    params, lineage = pretrained.load(config, program.mesh)
     return Beginning(program.jit_start(params, hyper_of(config)), {}, lineage, emergency)
 
 

@@ -16,7 +16,7 @@ def sequences(config: Config, step: int, held_out: int) -> int:
     return limit if limit < held_out else 0
 
 
-def text(config: Config, step: int, held_out: Split | None) -> str:
+def text(config: Config, step: int, held_out: "Split | None") -> str:
     """What the evaluation after update `step` reads, as a name to compare; '' without held-out data."""
     if held_out is None:
         return ""

@@ -7,11 +7,12 @@ anew; in an evaluation it is the row's index, so that held-out rows are always t
 """
 
 from collections.abc import Sequence
+from importlib import import_module
+from types import ModuleType
 from typing import Protocol
 
 import numpy as np
 
-from xfresearch.data.objectives import masked, prefix, span_corruption
 from xfresearch.data.packed import PackedSplit
 from xfresearch.data.tokenizers import Tokenizer
 from xfresearch.options.run_options import RunConfig
@@ -25,18 +26,28 @@ class Objective(Protocol):
 
 
 # The kinds of options/objectives.py that change packed rows. Pairs (seq2seq) are read by data/pairs.
-FILES = {"masked": masked, "span_corruption": span_corruption, "prefix": prefix}
+FILES = {
+    "masked": "xfresearch.data.objectives.masked",
+    "span_corruption": "xfresearch.data.objectives.span_corruption",
+    "prefix": "xfresearch.data.objectives.prefix",
+}
 
 
 def objective_of(run: RunConfig, tokenizer: Tokenizer) -> Objective | None:
     """The objective of a run; None if its batches are the packed rows themselves."""
-    file = FILES.get(run.data.objective.kind)
+    file = _file(run)
     return file.objective_of(run, tokenizer) if file else None
+
+
+def _file(run: RunConfig) -> ModuleType | None:
+    """The module of a run's objective, imported when it is used."""
+    place = FILES.get(run.data.objective.kind)
+    return import_module(place) if place else None
 
 
 def row_length(run: RunConfig) -> int:
     """The number of tokens of a text from which an objective makes a row."""
-    file = FILES.get(run.data.objective.kind)
+    file = _file(run)
     return file.row_length(run) if file else run.sequence_length
 
 

@@ -4,7 +4,6 @@ Text is passed as bytes, and every id has its bytes, so nothing is lost between 
 """
 
 from xfresearch.data.tokenizers.base import ByteTokenizer, Tokenizer
-from xfresearch.data.tokenizers.hugging_face import END_OF_TEXT
 from xfresearch.data.tokenizers.loading import (
     has_tokenizer,
     is_tokenizer_file,
@@ -14,7 +13,6 @@ from xfresearch.data.tokenizers.loading import (
 )
 
 __all__ = [
-    "END_OF_TEXT",
     "ByteTokenizer",
     "Tokenizer",
     "has_tokenizer",

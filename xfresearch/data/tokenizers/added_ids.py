@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from xfresearch.data.tokenizers.base import Tokenizer
-from xfresearch.data.tokenizers.sentence_piece import SENTINEL
 
+SENTINEL = "<extra_id_{}>"  # T5's; the first one has the last id
 MASKS = ("[MASK]", "<mask>")  # BERT's, and those of RoBERTa and BART
 
 

@@ -6,13 +6,9 @@ from etils import epath
 
 from xfresearch.data.cache import build_once, cache_root
 from xfresearch.data.given import require_given
-from xfresearch.data.tokenizers import bpe, special_tokens
+from xfresearch.data.tokenizers import special_tokens
 from xfresearch.data.tokenizers.added_ids import added_ids
 from xfresearch.data.tokenizers.base import ByteTokenizer, Tokenizer
-from xfresearch.data.tokenizers.hugging_face import HuggingFaceTokenizer, gpt2_tokenizer
-from xfresearch.data.tokenizers.llama2c import Llama2cTokenizer
-from xfresearch.data.tokenizers.sentence_piece import SentencePieceTokenizer
-from xfresearch.data.tokenizers.word_piece import VOCABULARY, bert_tokenizer
 from xfresearch.options.run_options import DataConfig
 from xfresearch.runtime.errors import UserError, nearest
 from xfresearch.runtime.files import (
@@ -27,6 +23,7 @@ from xfresearch.runtime.files import (
 from xfresearch.runtime.formats import refused, sniff
 from xfresearch.runtime.model_paths import if_on_hub, require_path, with_models
 
+VOCABULARY = "vocab.txt"  # BERT's
 _FILES = ("bytes.json", "tokenizer.json", "tokenizer.model", "vocab.json", "encoder.json", "llama2c.bin", VOCABULARY)
 _WITH_SETTINGS = ("vocab.json", "encoder.json", VOCABULARY)  # files that do not say themselves how a text is split
 # Damaged files are of any of these kinds; the libraries say what is wrong with them.
@@ -50,6 +47,8 @@ def tokenizer_for(data: DataConfig) -> Tokenizer:
     if data.tokenizer != "bpe":
         require_given(data.tokenizer, "tokenizer", "give --config.data.tokenizer")
         return load_tokenizer(data.tokenizer)
+    from xfresearch.data.tokenizers import bpe
+
     return load_tokenizer(
         build_once(cache_root(data) / "tokenizers" / bpe.key(data), lambda directory: bpe.train(data, directory))
     )
@@ -120,15 +119,24 @@ def _tokenizer_file(directory: epath.Path) -> epath.Path:
 
 def _load(file: epath.Path, kind: str, special: special_tokens.SpecialTokens) -> Tokenizer:
     if kind == "sentencepiece" or file.suffix == ".model":
+        from xfresearch.data.tokenizers.sentence_piece import SentencePieceTokenizer
+
         return SentencePieceTokenizer(read_bytes(file), special)
     if file.suffix == ".bin":
+        from xfresearch.data.tokenizers.llama2c import Llama2cTokenizer
+
         return Llama2cTokenizer(read_bytes(file))
     if file.name == VOCABULARY:
+        from xfresearch.data.tokenizers.hugging_face import HuggingFaceTokenizer
+        from xfresearch.data.tokenizers.word_piece import bert_tokenizer
+
         return HuggingFaceTokenizer(bert_tokenizer(file, special), special)
     content = read_bytes(file).decode()
     values = json.loads(content)
     if values == {"kind": "bytes"}:
         return ByteTokenizer()
+    from xfresearch.data.tokenizers.hugging_face import HuggingFaceTokenizer, gpt2_tokenizer
+
     if isinstance(values.get("model"), dict):
         return HuggingFaceTokenizer(content, special)
     return HuggingFaceTokenizer(gpt2_tokenizer(file, special), special)

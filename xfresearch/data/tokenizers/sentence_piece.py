@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator
 
+from xfresearch.data.tokenizers.added_ids import SENTINEL
 from xfresearch.data.tokenizers.base import Tokenizer
 from xfresearch.data.tokenizers.lossless import returns
 from xfresearch.data.tokenizers.special_tokens import NO_SPECIAL_TOKENS, SpecialTokens
@@ -13,7 +14,6 @@ _TRAINER, _NORMALIZER = 2, 3
 _SUFFIX, _BYTE_FALLBACK = 24, 35
 _CHARACTER_MAP, _REMOVES_SPACES = 2, 4
 _SIZES = {1: 8, 5: 4}  # bytes of a field by its wire type
-SENTINEL = "<extra_id_{}>"  # T5's; the first one has the last id
 
 
 class SentencePieceTokenizer(Tokenizer):

@@ -8,7 +8,6 @@ from etils import epath
 from xfresearch.data.tokenizers.special_tokens import SETTINGS, SpecialTokens, name_of
 from xfresearch.runtime.files import read_bytes
 
-VOCABULARY = "vocab.txt"
 NAMES = {"unk": "[UNK]", "sep": "[SEP]", "pad": "[PAD]", "cls": "[CLS]", "mask": "[MASK]"}
 
 

@@ -24,7 +24,7 @@ from xfresearch.runtime.errors import UserError
 from xfresearch.runtime.trees import by_path
 from xfresearch.sharding.mesh import make_mesh
 from xfresearch.train import main as train_main
-from xfresearch.training import session, start
+from xfresearch.training import pretrained, session
 from xfresearch.training.step import init_params
 from xfresearch.training.workdir import lineage, write_lineage
 
@@ -38,8 +38,8 @@ def trained(tmp_path_factory):
 
 
 def loaded(path, *overrides: str):
-    config = start.parse([FILE, f"--config.start.path={path}", *overrides])
-    return config, *start.load(config, make_mesh(config))
+    config = pretrained.parse([FILE, f"--config.start.path={path}", *overrides])
+    return config, *pretrained.load(config, make_mesh(config))
 
 
 def make_folder(place):
@@ -80,7 +80,7 @@ def test_the_model_the_tokenizer_and_the_parameters_are_those_of_the_path(tmp_pa
     ],
 )
 def test_options_of_training_and_execution_may_differ(trained, override, changed):
-    assert changed(start.parse([FILE, f"--config.start.path={trained}", f"--config.model.{override}"]).model)
+    assert changed(pretrained.parse([FILE, f"--config.start.path={trained}", f"--config.model.{override}"]).model)
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,8 @@ def test_other_options_of_the_model_are_refused_with_both_values_and_the_reason(
     key, value = override.split("=")
     words = f"config.model.{key}='?{value}'? is not allowed: it must be {allowed} to start from {trained}: .*{reason}"
     with pytest.raises(UserError, match=words):
-        start.parse([FILE, "--config.sequence_length=32", f"--config.start.path={trained}", f"--config.model.{override}"])
+        starts = f"--config.start.path={trained}"
+        pretrained.parse([FILE, "--config.sequence_length=32", starts, f"--config.model.{override}"])
 
 
 def test_added_rows_are_drawn_as_for_new_parameters_and_listed(tmp_path, capsys):
@@ -114,7 +115,7 @@ def test_added_rows_are_drawn_as_for_new_parameters_and_listed(tmp_path, capsys)
     grown = {name: (len(old[name]), len(leaf)) for name, leaf in result.items() if leaf.shape != old[name].shape}
     tokens, positions = (257, 300), (64, 80)
     expected = (tokens, tokens, tokens, positions, positions)
-    assert grown == dict(zip(start.TABLES, expected, strict=True))
+    assert grown == dict(zip(pretrained.TABLES, expected, strict=True))
     for name, (rows, total) in grown.items():
         np.testing.assert_array_equal(result[name], np.concatenate([old[name], new[name][rows:]]))
         assert f"{name}: rows {rows} to {total - 1} are new, drawn with seed 3\n" in listed
@@ -125,22 +126,22 @@ def test_added_rows_are_drawn_as_for_new_parameters_and_listed(tmp_path, capsys)
 
 def test_the_tokenizer_may_be_named_and_another_one_is_refused(trained, tmp_path):
     given = [FILE, f"--config.start.path={trained}"]
-    assert start.parse([*given, "--config.data.tokenizer=bytes"]).data.tokenizer == "bytes"
+    assert pretrained.parse([*given, "--config.data.tokenizer=bytes"]).data.tokenizer == "bytes"
     made.write(tmp_path, {"tokenizer.json": made.byte_level()})
     with pytest.raises(UserError, match=f"config.data.tokenizer='{tmp_path}' .* left out to start from {trained}"):
-        start.parse([*given, f"--config.data.tokenizer={tmp_path}"])
+        pretrained.parse([*given, f"--config.data.tokenizer={tmp_path}"])
 
 
 def test_a_bpe_is_refused_before_it_is_trained(trained, tmp_path, monkeypatch):
     monkeypatch.setattr(bpe, "train", lambda *_: pytest.fail("it was trained"))
     given = [FILE, f"--config.start.path={trained}", f"--config.data.cache_dir={tmp_path}", "--config.data.tokenizer=bpe"]
     with pytest.raises(UserError, match=f"config.data.tokenizer='bpe' .* left out to start from {trained}"):
-        start.parse(given)
+        pretrained.parse(given)
 
 
 def test_a_missing_checkpoint_is_refused_before_data_are_prepared(trained):
     with pytest.raises(UserError, match="has no checkpoint of step 77: it has steps 10, 20"):
-        start.parse([FILE, f"--config.start.path={trained}/checkpoints/77"])
+        pretrained.parse([FILE, f"--config.start.path={trained}/checkpoints/77"])
 
 
 def test_a_model_without_a_tokenizer_leaves_that_of_the_config(tmp_path):
@@ -148,13 +149,13 @@ def test_a_model_without_a_tokenizer_leaves_that_of_the_config(tmp_path):
     for file in folder.iterdir():
         if file.name not in ("config.json", "model.safetensors"):
             file.unlink()
-    assert start.parse([FILE, f"--config.start.path={folder}", "--config.data.tokenizer=bpe"]).data.tokenizer == "bpe"
+    assert pretrained.parse([FILE, f"--config.start.path={folder}", "--config.data.tokenizer=bpe"]).data.tokenizer == "bpe"
 
 
 def test_parameters_go_straight_onto_the_mesh(trained):
     """Four devices, with a vocabulary that two of them divide."""
     arguments = [FILE, f"--config.start.path={trained}", "--config.model.vocab_size=258"]
-    result = results_on_devices(4, "-m", "tests.training.start_worker", *arguments)
+    result = results_on_devices(4, "-m", "tests.training.pretrained_worker", *arguments)
     assert result["equal"] and result["read"] < 0.35 and result["held"] < 0.3
 
 

@@ -1,5 +1,5 @@
-"""test_start.py runs this with simulated devices. Prints {equal: whether the parameters that a run starts from are those of
-one device, read, held: the fractions of their bytes that one device holds while they are read, and at the end}."""
+"""test_pretrained.py runs this with simulated devices. Prints {equal: whether the parameters that a run starts from are
+those of one device, read, held: the fractions of their bytes that one device holds while they are read, and at the end}."""
 
 import json
 import sys
@@ -9,7 +9,7 @@ import numpy as np
 
 from xfresearch.checkpoints import store
 from xfresearch.sharding.mesh import make_mesh
-from xfresearch.training import start
+from xfresearch.training import pretrained
 
 ONE = ["--config.mesh.data=4"]
 SHARDED = ["--config.mesh.fsdp=2", "--config.mesh.tensor=2"]
@@ -32,8 +32,8 @@ def main(arguments: list[str]) -> None:
 
     store.restore_params = watched
     for mesh in (ONE, SHARDED):
-        config = start.parse([*arguments, *mesh])
-        collected[mesh[0]] = start.load(config, make_mesh(config))[0]
+        config = pretrained.parse([*arguments, *mesh])
+        collected[mesh[0]] = pretrained.load(config, make_mesh(config))[0]
     single, sharded = collected.values()
     equal = jax.tree.map(np.array_equal, jax.device_get(single), jax.device_get(sharded))
     print(json.dumps({"equal": all(jax.tree.leaves(equal)), "read": read[-1], "held": fraction(sharded)}))

@@ -10,6 +10,7 @@ A run that resumes has its model, tokenizer and parameters in its own directory,
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +21,6 @@ from xfresearch.checkpoints.digests import digests
 from xfresearch.data.cache import digest
 from xfresearch.data.labels import trains_on_labels
 from xfresearch.data.tokenizers import load_tokenizer, tokenizer_for
-from xfresearch.loading import loading
 from xfresearch.models import transformer
 from xfresearch.models.model_config import ModelConfig
 from xfresearch.models.transformer import abstract_params
@@ -33,6 +33,9 @@ from xfresearch.runtime.errors import require
 from xfresearch.runtime.trees import by_path, join, path_name, split
 from xfresearch.training.step import init_params
 from xfresearch.training.workdir import lineage, saved_config
+
+if TYPE_CHECKING:
+    from xfresearch.loading.loading import Stored
 
 ADD_ROWS = ("vocab_size", "max_length")  # options of the model that may be larger than those of the trained model
 FIXED = {
@@ -53,11 +56,18 @@ def parse(arguments: Sequence[config_files.Source], workdir: str = "") -> Config
         config = config_files.parse(arguments, saved.model, saved.data.tokenizer)
         same = config.data.tokenizer == saved.data.tokenizer  # and no more given than before (data/given.py)
         return replace(config, data=replace(config.data, tokenizer=saved.data.tokenizer)) if same else config
-    stored = loading.stored(path)
+    stored = _stored(path)
     config = config_files.parse(arguments, stored.model, stored.tokenizer)
     check_options(stored.model, config)
     check_tokenizer(stored.tokenizer, config)
     return config
+
+
+def _stored(path: str) -> "Stored":
+    """The trained model at `path`, whose parameters have not been read."""
+    from xfresearch.loading import loading  # with the formats of other libraries: most runs start from no model
+
+    return loading.stored(path)
 
 
 def check_options(model: ModelConfig, config: Config) -> None:
@@ -93,7 +103,7 @@ def load(config: Config, mesh: Mesh) -> tuple[dict, list[dict]]:
     intact checkpoint, or if the processes read different parameters.
     """
     path = config.start.path
-    stored = loading.stored(path)
+    stored = _stored(path)
     check_options(stored.model, config)
     target = abstract_params(config.model, mesh)
     step, params = stored.read(_as_stored(stored.model, target, config))
