@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import xfresearch
+from xfresearch.data import objectives
 from xfresearch.interop import families
 from xfresearch.models import block_config, kinds
 from xfresearch.run_config.config import Config
@@ -48,18 +49,24 @@ SHARED_NAMES |= {"routing", "tasks"}
 MOST_ROOMS = 36
 MOST_LINES, MOST_OPTIONS = 400, 15
 
+# Modules that a module imports by a name that it makes: those of a table.
+LATER = {
+    families.__name__: [f"xfresearch.interop.{name}" for name in families.NAMES],
+    objectives.__name__: objectives.FILES.values(),
+}
+
 
 def imports(name: str) -> set[str]:
     """The modules of xfresearch that a module imports, including imports inside functions and by tables of names."""
-    modules = {f"xfresearch.interop.{family}" for family in families.NAMES if name == families.__name__}
+    modules = set(LATER.get(name, ()))
     for node in ast.walk(ast.parse(FILES[name].read_text())):
         if isinstance(node, ast.Import):
             modules |= {alias.name for alias in node.names}
         if isinstance(node, ast.ImportFrom) and node.module:
             whole = {f"{node.module}.{alias.name}" for alias in node.names}
             modules |= {module if module in FILES else node.module for module in whole}
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and re.fullmatch(r"xfresearch\.[\w.:]+", node.value):
-            modules.add(node.value.split(":")[0])  # "xfresearch.data.tasks.lano:Lano"
+        if isinstance(node, ast.Constant) and re.fullmatch(r"xfresearch\.[\w.]+:\w+", str(node.value)):
+            modules.add(str(node.value).split(":")[0])  # "xfresearch.data.tasks.lano:Lano"
     return {module for module in modules if module in FILES}
 
 
@@ -93,6 +100,7 @@ def test_every_room_has_one_place_in_the_order():
 
 def test_imports_by_name_are_seen():
     assert "xfresearch.interop.t5" in imports("xfresearch.interop.families")
+    assert "xfresearch.data.objectives.masked" in imports("xfresearch.data.objectives")
     assert "xfresearch.data.tasks.lano" in imports("xfresearch.data.labels")
     assert "xfresearch.kernels.ring_attention" in imports("xfresearch.kernels.attention")
 
