@@ -3,7 +3,7 @@ python -m xfresearch.configs show NAME
 python -m xfresearch.configs copy NAME DIR
 
 Lists the configs that come with xfresearch: --config NAME[:arg] of the other commands reads one in any directory. show
-prints the args of one, and copy makes a file of it to change.
+prints the args of one, or the values of an option with their formulas, and copy makes a file of one to change.
 """
 
 from itertools import zip_longest
@@ -19,11 +19,14 @@ EPILOG = """\
 examples:
   python -m xfresearch.configs
   python -m xfresearch.configs show gpt2
+  python -m xfresearch.configs show layout
   python -m xfresearch.configs copy gpt2 .
 
 A copy imports what it shares with others as xfresearch.configs.common, in any directory. docs/configuration.md has every
 key."""
 
+VALUES = "Of an option whose values have names it prints each value with its formula and paper."
+CONFIG = "a shipped config, such as gpt2 or studies/w_o"
 ARGS = 28  # characters of the column of args, which has several lines if it needs them
 
 
@@ -31,10 +34,10 @@ def parser() -> command.Parser:
     """The flags of the command."""
     made = command.Parser(prog="python -m xfresearch.configs", description=__doc__, epilog=EPILOG)
     actions = made.add_subparsers(dest="action", metavar="show|copy")
-    show = actions.add_parser("show", description="Prints what a config is, and the args that it takes.")
+    show = actions.add_parser("show", description=f"Prints what a config is, and the args that it takes. {VALUES}")
     copy = actions.add_parser("copy", description="Copies a config, to be changed and read as --config FILE.py[:arg].")
-    for each in (show, copy):
-        each.add_argument("name", metavar="NAME", help="a shipped config, such as gpt2 or studies/w_o")
+    show.add_argument("name", metavar="NAME", help=f"{CONFIG}, or an option, such as layout, norm or attention.kind")
+    copy.add_argument("name", metavar="NAME", help=CONFIG)
     copy.add_argument("target", metavar="DIR", help="a directory, or a new file that ends in .py")
     return made
 
@@ -61,8 +64,20 @@ def listed() -> str:
 
 
 def shown(name: str) -> str:
-    """What a config says of itself, and where its file is."""
+    """What a config says of itself, and where its file is; or the values of an option."""
+    if name not in shipped.shipped():
+        from xfresearch.models.tables import TABLES, rows  # only here: JAX takes seconds
+
+        if name in TABLES:
+            return values(rows(name))
+        raise UserError(f"{_no_config(name)}, and no option whose values have names ({', '.join(TABLES)})")
     return f"{shipped.docstring(_file(name))}\n\n{_file(name)}"
+
+
+def values(rows: list[tuple[str, str, str]]) -> str:
+    """A line for each value of an option: its name, its formula, and its paper in parentheses."""
+    width = max(len(name) for name, _, _ in rows)
+    return "\n".join(f"{name:{width}}  {formula}{paper and f' ({paper})'}" for name, formula, paper in rows)
 
 
 def copied(name: str, target: str) -> str:
@@ -82,8 +97,12 @@ def copied(name: str, target: str) -> str:
 def _file(name: str) -> Path:
     """The file of a shipped config. Raises UserError if there is none of this name."""
     if name not in shipped.shipped():
-        raise UserError(f"{name}: there is no such config{shipped.nearest(name)} (python -m xfresearch.configs lists them)")
+        raise UserError(_no_config(name))
     return shipped.shipped()[name]
+
+
+def _no_config(name: str) -> str:
+    return f"{name}: there is no such config{shipped.nearest(name)} (python -m xfresearch.configs lists them)"
 
 
 if __name__ == "__main__":

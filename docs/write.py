@@ -63,6 +63,8 @@ FIGURES = {  # in docs/data/anatomy.json
     "changes of the most likely token to a third one, which neither stream nor layer predict": "third of changes",
     "loss in nats": "loss",
 }
+MADE = re.compile(r"(<!-- made: ([\w.]+) -->).*?(<!-- end -->)", re.S)  # a part of a page between what people have written
+PICTURE = "![{0}](layouts/{0}.svg)"
 GOALS = "## On a GPU, beside the goals\n\n"
 
 
@@ -281,6 +283,32 @@ def _facts() -> tuple[dict, str]:
     return written, f"`python -m docs.facts`, the last row {_where(last)}"
 
 
+def models() -> str:
+    """docs/models.md with the tables of what the code says of layouts, norms, positions and kinds."""
+    from xfresearch.models.tables import TABLES
+
+    parts = {option: _named(option) for option in TABLES} | {"drawings": _drawings()}
+    return MADE.sub(lambda part: f"{part[1]}\n\n{parts[part[2]]}\n{part[3]}", (HERE / "models.md").read_text())
+
+
+def _named(option: str) -> str:
+    """A table of the values of an option that have names."""
+    from xfresearch.models.tables import rows
+
+    cells = [[f"`{option}`", "formula", "paper"], ["---"] * 3]
+    cells += [[f"`{name}`", formula.replace("|", "\\|"), paper] for name, formula, paper in rows(option)]
+    return "".join(f"| {' | '.join(row)} |\n" for row in cells)
+
+
+def _drawings(columns: int = 3) -> str:
+    """The drawings of all layouts, each under its name."""
+    names = [*LAYOUTS] + [""] * (-len(LAYOUTS) % columns)
+    rows = [names[at : at + columns] for at in range(0, len(names), columns)]
+    titles, pictures = ([[name and text.format(name) for name in row] for row in rows] for text in ("`{0}`", PICTURE))
+    lines = [line for pair in zip(titles, pictures, strict=True) for line in pair]
+    return "".join(f"| {' | '.join(line)} |\n" for line in [lines[0], ["---"] * columns, *lines[1:]])
+
+
 def layout_drawing(layout: str) -> str:
     """The drawing of a layout, without the options of its sublayers."""
     from xfresearch.models.block_config import BLOCKS
@@ -306,6 +334,7 @@ def performance() -> str:
 
 PAGES = {
     "data.md": data,
+    "models.md": models,
     "performance.md": performance,
     "plan.md": scale,
 }

@@ -223,7 +223,7 @@ class Forgetful(Attention):
 
 
 def test_a_new_kind_that_ignores_an_option_it_inherits_is_found(monkeypatch, x64):
-    monkeypatch.setitem(kinds.MIXERS, "forgetful", kinds.Kind(ForgetfulConfig, Forgetful))
+    monkeypatch.setitem(kinds.MIXERS, "forgetful", kinds.Kind(ForgetfulConfig, Forgetful, "0"))
     for block in BLOCKS.values():
         chosen = block.__dataclass_fields__["attention"].metadata["choice"]
         monkeypatch.setitem(chosen.classes, "forgetful", ForgetfulConfig)

@@ -5,16 +5,15 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from xfresearch.models.kinds import ROLES
 from xfresearch.models.layouts import LAYOUTS, Layout
-from xfresearch.models.norms import HIDDEN, NORMS, WITH_ALPHA, WITH_EPSILON, NormSpec
+from xfresearch.models.norms import HIDDEN, NORMS, WITH_ALPHA, WITH_EPSILON, NormKind, NormSpec
 from xfresearch.models.sublayer import SublayerConfig
 from xfresearch.options.fields import choice, group, option
 from xfresearch.runtime.errors import require
 
-if TYPE_CHECKING:  # a checker cannot read the values of a table
-    NormKind = str
+if TYPE_CHECKING:
     SiteKind = str
 else:
-    NormKind, SiteKind = Literal[*NORMS], Literal["", *NORMS]
+    SiteKind = Literal["", *NORMS]
 SITES = {
     "in": "norm of the input of {}",
     "out": "norm of the output of {}",

@@ -7,7 +7,7 @@ A sublayer is a function with norms, and a connection to what came before (model
 `Branch` lists the norms that exist. A missing norm is the identity.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from xfresearch.models.connections.attention_residuals import AttentionResiduals
@@ -37,7 +37,11 @@ class Branch:
 
 @dataclass(frozen=True)
 class Layout:
+    """Layouts with the same sublayers are equal, whatever their words."""
+
     branches: tuple[Branch, ...]
+    formula: str = field(compare=False)
+    paper: str = field(default="", compare=False)
 
     @property
     def sites(self) -> tuple[str, ...]:
@@ -82,64 +86,88 @@ def _with_cross(*norms: str) -> tuple[Branch, ...]:
 _UNSKIPPED = _attention("in", connection=Unskipped())
 _UNSKIPPED_TRAINED = _attention("in", connection=Unskipped(gain=TRAINED))
 
+# In formulas f is each sublayer in turn: attention, then attention to the source in `cross_` layouts, then the feed-forward.
 LAYOUTS = {
-    # x + f(norm(x)); Radford et al. 2019
-    "pre_norm": Layout(_both("in")),
-    # norm(x + f(x)); Vaswani et al. 2017
-    "post_norm": Layout(_both("post")),
-    # x + norm(f(norm(x))); Kim et al. 2025, who also norm the embedding and the final x (embedding_norm, final_norm)
-    "peri_norm": Layout(_both("in", "out")),
-    # x + norm(f(x)); OLMo et al. 2024 (OLMo 2)
-    "output_norm": Layout(_both("out")),
-    # x + a(n) + f(n), n = norm(x); GPT-J, PaLM
-    "parallel": Layout((_attention("in"), _feed_forward(connection=SharedInput()))),
-    # x + a(norm(x)) + f(norm'(x)), two different norms; GPT-NeoX
-    "parallel_two_norms": Layout((_attention("in"), _feed_forward("in", connection=BlockInput()))),
-    # x + a(norm(x)), then x + f(x)
-    "no_norm_between": Layout((_attention("in"), _feed_forward())),
-    # x + f(heads(norm(x))): no W_O, skip or norm between the heads and W_1
-    "fused_output": Layout((replace(_UNSKIPPED, bare=True), _feed_forward(connection=OntoBlock()))),
-    # x + f(a(norm(x))): no skip or norm between W_O and W_1; the control of fused_output
-    "no_residual_between": Layout((_UNSKIPPED, _feed_forward(connection=OntoBlock()))),
-    # f(norm(a(norm(x)))): no skip; Graef 2024 removes matrices if there is no norm either
-    "no_skip": Layout(_both("in", connection=Unskipped())),
-    # x + a(norm(x)), no feed-forward
-    "attention_only": Layout((_attention("in"),)),
-    # x = a attention(norm(x)), then b x + c f(norm(x)), with trained a, b, c; He & Hofmann 2023. This is SAS with
-    # shaping and identities.
-    "skipless": Layout((_UNSKIPPED_TRAINED, _feed_forward("in", connection=Residual(TRAINED_SMALL, TRAINED)))),
-    # a attention(n) + c f(n), n = norm(x), with trained a, c; He & Hofmann 2023. This is SAS-P with shaping and
-    # identities.
-    "skipless_parallel": Layout((_UNSKIPPED_TRAINED, _feed_forward(connection=SharedInput(TRAINED_SMALL)))),
-    # norm(x + a(x)), no feed-forward; Sukhbaatar et al. 2019
-    "all_attention": Layout((_attention("post"),)),
-    # norm(alpha x + f(x)), alpha = (2 depth)^(1/4); Wang et al. 2022
-    "deep_norm": Layout(_both("post", connection=DeepNorm())),
-    # x + f(norm(x)) / 2, then x + a(norm(x)), then norm(x + g(norm(x)) / 2); Gulati et al. 2020, eq. 1, without convolution
+    "pre_norm": Layout(_both("in"), "x + f(norm(x))", "Radford et al. 2019"),
+    "post_norm": Layout(_both("post"), "norm(x + f(x))", "Vaswani et al. 2017"),
+    "peri_norm": Layout(_both("in", "out"), "x + norm(f(norm(x)))", "Kim et al. 2025, who also norm the embedding"),
+    "sandwich_norm": Layout(_both("in", "out"), "x + norm(f(norm(x))): peri_norm in CogView", "Ding et al. 2021"),
+    "output_norm": Layout(_both("out"), "x + norm(f(x))", "OLMo 2, OLMo et al. 2024"),
+    "parallel": Layout(
+        (_attention("in"), _feed_forward(connection=SharedInput())),
+        "x + attention(n) + feed_forward(n), n = norm(x): one norm for both",
+        "GPT-J, PaLM",
+    ),
+    "parallel_two_norms": Layout(
+        (_attention("in"), _feed_forward("in", connection=BlockInput())),
+        "x + attention(norm(x)) + feed_forward(norm'(x))",
+        "GPT-NeoX",
+    ),
+    "no_norm_between": Layout((_attention("in"), _feed_forward()), "x + attention(norm(x)), then x + feed_forward(x)"),
+    "fused_output": Layout(
+        (replace(_UNSKIPPED, bare=True), _feed_forward(connection=OntoBlock())),
+        "x + feed_forward(heads(norm(x))): W_1 reads the heads; no W_O, skip or norm between",
+    ),
+    "no_residual_between": Layout(
+        (_UNSKIPPED, _feed_forward(connection=OntoBlock())),
+        "x + feed_forward(attention(norm(x))): the control of fused_output, which keeps W_O",
+    ),
+    # Without norms, too, this is the block from which matrices can be removed.
+    "no_skip": Layout(_both("in", connection=Unskipped()), "f(norm(x)): no skip at all", "Graef 2024"),
+    "attention_only": Layout((_attention("in"),), "x + attention(norm(x)), no feed-forward layer"),
+    # The next two are SAS and SAS-P with shaped attention and W_V = W_O = I.
+    "skipless": Layout(
+        (_UNSKIPPED_TRAINED, _feed_forward("in", connection=Residual(TRAINED_SMALL, TRAINED))),
+        "y = a attention(norm(x)), then b y + c feed_forward(norm(y)); a, b, c trained, c small at first",
+        "He & Hofmann 2023",
+    ),
+    "skipless_parallel": Layout(
+        (_UNSKIPPED_TRAINED, _feed_forward(connection=SharedInput(TRAINED_SMALL))),
+        "a attention(n) + c feed_forward(n), n = norm(x); a, c trained, c small at first",
+        "He & Hofmann 2023",
+    ),
+    "all_attention": Layout(
+        (_attention("post"),), "norm(x + attention(x)), memory slots and no feed-forward layer", "Sukhbaatar et al. 2019"
+    ),
+    "deep_norm": Layout(
+        _both("post", connection=DeepNorm()),
+        "norm((2 depth)^(1/4) x + f(x)); initial values, W_O and feed-forward kernels are scaled by (8 depth)^(-1/4)",
+        "Wang et al. 2022",
+    ),
     "macaron": Layout(
         (
             Branch("feed_forward_1", "feed_forward", ("in",), Residual(gain=HALF)),
             _attention("in"),
             Branch("feed_forward_2", "feed_forward", ("in", "post"), Residual(gain=HALF)),
-        )
+        ),
+        "x + g(norm(x)) / 2, then x + attention(norm(x)), then norm(x + h(norm(x)) / 2), g and h feed-forward layers",
+        "Gulati et al. 2020, eq. 1, without convolution",
     ),
-    # norm(x + f(x)), and a second stream with the sum of all f; Xie et al. 2023
-    "resi_dual": Layout(_both("post", connection=Dual())),
-    # two streams that each sublayer mixes, reads and writes; Zhu et al. 2024
-    "hyper_connections": Layout(_both("in", connection=Hyper())),
-    # f(norm(mixture of the outputs before it)); Kimi Team 2026 (arXiv 2603.15031)
-    "attention_residuals": Layout(_both("in", connection=AttentionResiduals())),
-    # the same of the sums of three outputs each, the block form
-    "attention_residuals_blocks": Layout(_both("in", connection=AttentionResiduals(per_source=3))),
-    # norm(x + a(x)), norm(x + c(x, source)), norm(x + f(x)): the decoder of Vaswani et al. 2017, sec. 3.1
-    "cross_post_norm": Layout(_with_cross("post")),
-    # x + a(norm(x)), x + c(norm(x), source), x + f(norm(x)): the decoder of T5, Raffel et al. 2020, sec. 2.1
-    "cross_pre_norm": Layout(_with_cross("in")),
-    # norm(x + a(x)), norm(x + c(x, source)), no feed-forward: the decoder of all-attention layers
-    "cross_all_attention": Layout(_with_cross("post")[:2]),
+    "resi_dual": Layout(
+        _both("post", connection=Dual()),
+        "norm(x + f(x)), and a second stream that sums all f(x); the head reads x + final_norm(sum)",
+        "Xie et al. 2023",
+    ),
+    "hyper_connections": Layout(
+        _both("in", connection=Hyper()),
+        "two residual streams, which each sublayer mixes, reads and writes with trained weights; the head reads their sum",
+        "Zhu et al. 2024",
+    ),
+    "attention_residuals": Layout(
+        _both("in", connection=AttentionResiduals()),
+        "f(norm(h)), h = sum of softmax(q . RMSNorm(v_j)) v_j over the embedding and all outputs v_j before it, with a "
+        "trained q; the head reads norm of one more such mixture",
+        "Kimi Team 2026",
+    ),
+    "attention_residuals_blocks": Layout(
+        _both("in", connection=AttentionResiduals(per_source=3)),
+        "attention_residuals, where v_j are the embedding and sums of three outputs each",
+        "Kimi Team 2026",
+    ),
+    "cross_post_norm": Layout(_with_cross("post"), "norm(x + f(x))", "Vaswani et al. 2017, the decoder"),
+    "cross_pre_norm": Layout(_with_cross("in"), "x + f(norm(x))", "Raffel et al. 2020, the decoder"),
+    "cross_all_attention": Layout(_with_cross("post")[:2], "norm(x + f(x)), memory slots and no feed-forward layer"),
 }
-# CogView's name for the same block, without a norm of the embedding; Ding et al. 2021
-LAYOUTS["sandwich_norm"] = LAYOUTS["peri_norm"]
 
 
 def output_scale(layout: Layout, depth: int, branch: Branch) -> float:

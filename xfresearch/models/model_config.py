@@ -6,10 +6,10 @@ from typing import Literal
 import jax
 
 from xfresearch.models import encoder, token_stack
-from xfresearch.models.block_config import NormKind
 from xfresearch.models.encoder import NAME, EncoderConfig, EncoderStack, encoder_of
 from xfresearch.models.feed_forwards.moe import MoeConfig
 from xfresearch.models.layouts import LAYOUTS
+from xfresearch.models.norms import NormKind
 from xfresearch.models.sublayers import Sublayer
 from xfresearch.models.token_stack import TokenStackConfig
 from xfresearch.options.fields import change, check_read, named, option, unless

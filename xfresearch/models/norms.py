@@ -1,20 +1,13 @@
-"""Norms, one function each, computed in float32 or wider.
-
-layer:    (x - mean) / sqrt(var + epsilon)            Ba et al. 2016; `scale` after `project` (Brody et al. 2023, eq. 3)
-rms:      x / sqrt(mean(x^2) + epsilon)               Zhang & Sennrich 2019
-scale:    the same function as rms, named as the second half of LayerNorm. Its output has length sqrt(D), as LayerNorm's
-          (the published code of Brody et al. has length 1/sqrt(D), which is D times less)
-project:  x - mean: the first half of LayerNorm, orthogonal to (1, ..., 1), not rescaled
-dyt:      tanh(alpha x), alpha one trained number     Zhu et al. 2025, eq. 1
-derf:     erf(alpha x + shift), two trained numbers   Chen et al. 2025 (arXiv 2512.10938); the shift starts at 0
-none:     x
+"""Norms, one function each, computed in float32 or wider. NORMS has their formulas and papers.
 
 The result is multiplied by a gain (plus an offset), and a bias is added; both have D numbers, so derf has up to 2 D + 2
 parameters. No matrix products.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -38,10 +31,6 @@ def scale(x, epsilon: float):
     return x * jax.lax.rsqrt(jnp.square(x).mean(-1, keepdims=True) + epsilon)
 
 
-def rms(x, epsilon: float):
-    return scale(x, epsilon)
-
-
 def dyt(x, epsilon: float):
     return jnp.tanh(x)
 
@@ -54,24 +43,41 @@ def none(x, epsilon: float):
     return x
 
 
-HIDDEN = "hidden"  # the kind of a norm inside a sublayer that uses only the epsilon and the cast of the block's norm
+class NormFunction(NamedTuple):
+    function: Callable  # of x, or of alpha x + shift
+    formula: str
+    paper: str = ""
+    reads: tuple[str, ...] = ()  # which of 'epsilon', 'alpha', 'shift' it has; with alpha it acts on each number alone
+    title: str = ""  # its name in text for people; '' for 'KIND norm'
+
+    def __call__(self, x, epsilon: float):
+        return self.function(x, epsilon)
+
+
+EPSILON = ("epsilon",)
 NORMS = {
-    "layer": layer,
-    "rms": rms,
-    "scale": scale,
-    "project": project,
-    "dyt": dyt,
-    "derf": derf,
-    "none": none,
+    "layer": NormFunction(layer, "(x - mean(x)) / sqrt(var(x) + epsilon)", "Ba et al. 2016", EPSILON, "LayerNorm"),
+    "rms": NormFunction(scale, "x / sqrt(mean(x^2) + epsilon)", "Zhang & Sennrich 2019", EPSILON, "RMSNorm"),
+    # Its output has length sqrt(D), as LayerNorm's. The published code has length 1/sqrt(D), which is D times less.
+    "scale": NormFunction(scale, "rms, as the second half of LayerNorm, after project", "Brody et al. 2023", EPSILON),
+    "project": NormFunction(project, "x - mean(x): the first half of LayerNorm, not rescaled", "Brody et al. 2023"),
+    "dyt": NormFunction(dyt, "tanh(alpha x), alpha one trained number", "Zhu et al. 2025", ("alpha",), "DyT"),
+    "derf": NormFunction(
+        derf, "erf(alpha x + shift), two trained numbers; shift is 0 at first", "Chen et al. 2025", ("alpha", "shift"), "Derf"
+    ),
+    "none": NormFunction(none, "x", title="no norm"),
 }
-WITH_EPSILON = ("layer", "rms", "scale")
-WITH_ALPHA = ("dyt", "derf")  # functions of each number of alpha x alone
-TITLES = {"layer": "LayerNorm", "rms": "RMSNorm", "dyt": "DyT", "derf": "Derf", "none": "no norm"}
+HIDDEN = "hidden"  # the kind of a norm inside a sublayer that uses only the epsilon and the cast of the block's norm
+WITH_EPSILON, WITH_ALPHA = (tuple(name for name in NORMS if part in NORMS[name].reads) for part in ("epsilon", "alpha"))
+if TYPE_CHECKING:  # a checker cannot read the values of a table
+    NormKind = str
+else:
+    NormKind = Literal[*NORMS]
 
 
 def title(kind: str) -> str:
     """The name of a kind of norm in text for people."""
-    return TITLES.get(kind, f"{kind} norm")
+    return (kind in NORMS and NORMS[kind].title) or f"{kind} norm"
 
 
 @dataclass(frozen=True)
@@ -91,12 +97,8 @@ class NormSpec:
     def parts(self) -> dict[str, bool]:
         """Whether the norm has each of its parameters."""
         exists = self.kind != "none"
-        return {
-            "gain": exists and self.gain,
-            "bias": exists and self.bias,
-            "alpha": self.kind in WITH_ALPHA,
-            "shift": self.kind == "derf",
-        }
+        own = {part: part in NORMS[self.kind].reads for part in ("alpha", "shift")}
+        return {"gain": exists and self.gain, "bias": exists and self.bias, **own}
 
     @property
     def affine(self) -> bool:

@@ -10,13 +10,13 @@ from flax import nnx
 
 from xfresearch.kernels.lookup import lookup
 from xfresearch.models import layers, stack
-from xfresearch.models.block_config import NormKind, check_norms
+from xfresearch.models.block_config import check_norms
 from xfresearch.models.context import Context
 from xfresearch.models.costs import Costs, weights
 from xfresearch.models.layouts import LAYOUTS
-from xfresearch.models.norms import Norm, NormSpec
+from xfresearch.models.norms import Norm, NormKind, NormSpec
 from xfresearch.models.parameters import draw, kernel_std, parameter, times
-from xfresearch.models.positions import sinusoidal
+from xfresearch.models.positions import EmbeddedPosition, sinusoidal
 from xfresearch.models.stack import StackConfig
 from xfresearch.models.stream import Stream
 from xfresearch.options.fields import option, where
@@ -29,7 +29,7 @@ T = TypeVar("T", bound="TokenStackConfig")
 class EmbeddingOptions:
     """Options of the embedding, before the first block, and of the norm after the last block."""
 
-    position: Literal["none", "learned", "sinusoidal"] = option("none", "positions that are added to the embedding")
+    position: EmbeddedPosition = option("none", "positions that are added to the embedding")
     position_offset: int = option(
         0, "row of the position table that position 0 reads (OPT: 2)", low=0, needs=where(position="learned")
     )

@@ -1,4 +1,4 @@
-"""Activations of feed-forward layers. Their names are values of `feed_forward.kind`."""
+"""Activations of feed-forward layers. Their names are values of `feed_forward.kind`; ACTIVATIONS has their formulas."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -14,17 +14,14 @@ def identity(x):
 
 
 def gelu(x):
-    """x times the cumulative distribution function of N(0, 1) at x (jax.nn.gelu approximates it with tanh)."""
     return jax.nn.gelu(x, approximate=False)
 
 
 def relu2(x):
-    """max(x, 0)^2 (So et al. 2021)."""
     return jnp.square(jax.nn.relu(x))
 
 
 def solu(x):
-    """x softmax(x) (Elhage et al. 2022)."""
     return x * jax.nn.softmax(x, -1)
 
 
@@ -32,19 +29,21 @@ LIMIT = 7.0  # of clamped SwiGLU: `swiglu_limit` in gpt-oss
 
 
 def clamped_swish(x):
-    """z sigmoid(1.702 z) with z = min(x, 7): the gate of gpt-oss (OpenAI 2025, its code). 1.702 makes it nearly GELU."""
+    """The gate of gpt-oss. 1.702 makes it nearly GELU."""
     z = jnp.minimum(x, LIMIT)
     return z * jax.nn.sigmoid(1.702 * z)
 
 
 def clamped_plus_one(x):
-    """x + 1, with x limited to [-7, 7]: the multiplier of gpt-oss."""
+    """The multiplier of gpt-oss."""
     return jnp.clip(x, -LIMIT, LIMIT) + 1
 
 
 class Activation(NamedTuple):
     title: str  # its name in text for people
     function: Callable
+    formula: str  # of z = x W_up + b; if gated, of z = x W_gate + b and u = x W_up + b'
+    paper: str
     gated: bool = False  # f(x W_gate) * m(x W_up) instead of f(x W_up)
     multiplier: Callable = identity  # m
     norm: bool = False  # a LayerNorm follows
@@ -66,19 +65,31 @@ def times(h, gates=None):
     return h if gates is None else h * gates
 
 
+SHAZEER = "Shazeer 2020"
 ACTIVATIONS = {
-    "relu": Activation("ReLU", jax.nn.relu),
-    "relu2": Activation("ReLU squared", relu2),
-    "gelu": Activation("GELU", gelu),
-    "gelu_tanh": Activation("GELU (tanh)", jax.nn.gelu),
-    "swish": Activation("Swish", jax.nn.silu),
-    "softmax": Activation("softmax", jax.nn.softmax, elementwise=False),
-    "solu": Activation("SoLU", solu, norm=True, elementwise=False),
-    "glu": Activation("GLU", jax.nn.sigmoid, gated=True),
-    "bilinear": Activation("bilinear GLU", identity, gated=True),
-    "reglu": Activation("ReGLU", jax.nn.relu, gated=True),
-    "geglu": Activation("GEGLU", gelu, gated=True),
-    "geglu_tanh": Activation("GEGLU (tanh)", jax.nn.gelu, gated=True),
-    "swiglu_clamped": Activation("clamped SwiGLU", clamped_swish, gated=True, multiplier=clamped_plus_one),
-    "swiglu": Activation("SwiGLU", jax.nn.silu, gated=True),
+    "relu": Activation("ReLU", jax.nn.relu, "max(z, 0)", "Vaswani et al. 2017"),
+    "relu2": Activation("ReLU squared", relu2, "max(z, 0)^2", "So et al. 2021"),
+    "gelu": Activation("GELU", gelu, "z P(N(0, 1) < z)", "Hendrycks & Gimpel 2016"),
+    "gelu_tanh": Activation(
+        "GELU (tanh)", jax.nn.gelu, "z (1 + tanh(sqrt(2 / pi) (z + 0.044715 z^3))) / 2", "Hendrycks & Gimpel 2016"
+    ),
+    "swish": Activation("Swish", jax.nn.silu, "z sigmoid(z)", "Ramachandran et al. 2017"),
+    "softmax": Activation("softmax", jax.nn.softmax, "softmax(z) over the hidden units", "", elementwise=False),
+    "solu": Activation(
+        "SoLU", solu, "LayerNorm(z softmax(z)) over the hidden units", "Elhage et al. 2022", norm=True, elementwise=False
+    ),
+    "glu": Activation("GLU", jax.nn.sigmoid, "sigmoid(z) u", SHAZEER, gated=True),
+    "bilinear": Activation("bilinear GLU", identity, "z u", SHAZEER, gated=True),
+    "reglu": Activation("ReGLU", jax.nn.relu, "max(z, 0) u", SHAZEER, gated=True),
+    "geglu": Activation("GEGLU", gelu, "gelu(z) u", SHAZEER, gated=True),
+    "geglu_tanh": Activation("GEGLU (tanh)", jax.nn.gelu, "gelu_tanh(z) u", SHAZEER, gated=True),
+    "swiglu_clamped": Activation(
+        "clamped SwiGLU",
+        clamped_swish,
+        "z sigmoid(1.702 z) (u + 1), z at most 7 and u in [-7, 7]",
+        "gpt-oss, OpenAI 2025",
+        gated=True,
+        multiplier=clamped_plus_one,
+    ),
+    "swiglu": Activation("SwiGLU", jax.nn.silu, "z sigmoid(z) u", SHAZEER, gated=True),
 }

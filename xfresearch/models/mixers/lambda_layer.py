@@ -20,7 +20,6 @@ Cache: constant for a local window; U V values per token, of at most R tokens, f
 """
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
 
 import jax.numpy as jnp
 
@@ -28,17 +27,12 @@ from xfresearch.kernels import lambda_scan as scan
 from xfresearch.models.context import Aux, Context
 from xfresearch.models.costs import Costs, weights
 from xfresearch.models.linear import Linear, Shape
-from xfresearch.models.norms import NORMS, Norm
+from xfresearch.models.norms import Norm, NormKind
 from xfresearch.models.parameters import draw, kernel_std, parameter
 from xfresearch.models.place import Place
 from xfresearch.models.sublayer import SublayerConfig, SublayerModule
 from xfresearch.options.fields import group, option
 from xfresearch.runtime.errors import UserError, require
-
-if TYPE_CHECKING:  # a checker cannot read the values of a table
-    NormKind = str
-else:
-    NormKind = Literal[*NORMS]
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from xfresearch.models.mixers.softmax.options import (
 )
 from xfresearch.models.mixers.softmax.projections import head_sizes, matrices
 from xfresearch.models.place import Place
+from xfresearch.models.positions import IN_ATTENTION
 from xfresearch.models.sublayer import MemoryPart, SublayerConfig
 from xfresearch.options.fields import changed, option
 from xfresearch.runtime.errors import require
@@ -119,19 +120,13 @@ class SoftmaxConfig(AttendOptions, PositionOptions, Attending):
 
 
 HEAD_OPTIONS = ("kind", "heads", "head_size", "kv_heads", "position")  # those that `heads_in_words` names
-POSITIONS = {
-    "none": "",
-    "rope": " with RoPE",
-    "alibi": " with ALiBi",
-    "t5": " with T5 biases",
-    "relative_key": " with relative keys",
-}
 
 
 def heads_in_words(a, name: str = "heads") -> str:
     """'8 heads of 64 on 2 key-value heads with RoPE'."""
     groups = f" on {a.kv_heads} key-value heads" if a.kv_heads != a.heads else ""
-    return f"{a.heads} {name} of {a.head_size}{groups}{POSITIONS[a.position]}"
+    position = IN_ATTENTION[a.position].title
+    return f"{a.heads} {name} of {a.head_size}{groups}{position and f' with {position}'}"
 
 
 def with_sizes(a, width: int, key: str):

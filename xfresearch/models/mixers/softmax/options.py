@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from xfresearch.models.feed_forwards.activations import ACTIVATIONS
-from xfresearch.models.norms import NORMS
+from xfresearch.models.norms import NormKind
+from xfresearch.models.positions import AttentionPosition
 from xfresearch.options.fields import Needs, group, option, unless, where
 
 PROJECTIONS = ("query", "key", "value", "output")
@@ -23,10 +24,8 @@ SINK = Needs(
     lambda a: a.shaping == "none" and (a.sink != "learned" or not a.memory_slots),
 )
 if TYPE_CHECKING:  # a checker cannot read the values of a table
-    NormKind = str
     MemoryActivation = str
 else:
-    NormKind = Literal[*NORMS]
     MemoryActivation = Literal["softmax", *[name for name, a in ACTIVATIONS.items() if a.elementwise and not a.gated]]
 
 
@@ -100,7 +99,7 @@ class RopeConfig:
 class PositionOptions:
     """Options of positions inside attention."""
 
-    position: Literal["none", "rope", "alibi", "t5", "relative_key"] = option(
+    position: AttentionPosition = option(
         "none", "positions inside attention; all layers share the tables of relative_key and t5"
     )
     rope: RopeConfig = group(RopeConfig(), "frequencies of rotary positions", needs=where(position="rope"))
