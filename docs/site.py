@@ -2,8 +2,9 @@
 
 They are plain Markdown and a list, so any builder that reads a mkdocs.yml can take them. Python's standard library is
 enough: the code is read and not imported. The navigation is that of docs/index.md, a tab for each section and a page for
-each row of its tables. README.md becomes start.md, and the public Python face has a page for each package. Links to files
-outside of docs/ lead to the repository, or are plain text while pyproject.toml names none.
+each row of its tables. README.md becomes start.md. The public Python face has a page for each package, and the tables of
+layouts, norms and kinds are a page. Links to files outside of docs/ lead to the repository, or are plain text while
+pyproject.toml names none.
 """
 
 import ast
@@ -17,6 +18,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 DOCS, SITE = ROOT / "docs", ROOT / "site"
 START = "start.md"  # README.md
+VALUES = "reference/values.md"  # of options that have names
 SHOWN = (".md", ".svg", ".png")  # of docs/; notebooks are shown by the repository
 LINK = re.compile(r"(!?)\[([^\]]*)\]\((?!https?:|#)([^)#\s]+)(#[^)\s]*)?\)")
 SECTION = re.compile(r"^## (.*)$", re.M)
@@ -37,7 +39,7 @@ def pages() -> dict[str, str]:
     found = {page: _linked(text, f"docs/{page}", page) for page, text in found.items()}
     readme = (ROOT / "README.md").read_text().replace('src="docs/', 'src="')
     found[START] = _linked(readme, "README.md", START)
-    return found | {f"reference/{name}.md": _reference(name) for name in REFERENCE}
+    return found | {VALUES: _values()} | {f"reference/{name}.md": _reference(name) for name in REFERENCE}
 
 
 def navigation() -> list[dict]:
@@ -47,6 +49,7 @@ def navigation() -> list[dict]:
     tabs = {title: found for title, text in sections if (found := [{name: to} for name, to in ROW.findall(text)])}
     tabs["Start"].insert(0, {"From nothing to a report": START})
     reference = [{title: f"reference/{name}.md"} for name, (title, _, _) in REFERENCE.items()]
+    reference.append({"Layouts, norms and kinds": VALUES})
     return [{"Home": "index.md"}, *({title: each} for title, each in tabs.items()), {"Reference": reference}]
 
 
@@ -61,6 +64,13 @@ def face() -> list[str]:
     tree = ast.parse((ROOT / "xfresearch" / "__init__.py").read_text())
     assigned = {ast.unparse(node.targets[0]): node.value for node in tree.body if isinstance(node, ast.Assign)}
     return [f"{module}.{name}" for name, module in ast.literal_eval(assigned["_HOMES"]).items()]
+
+
+def _values() -> str:
+    """The tables of docs/models.md that are made of the code."""
+    made = re.findall(r"^<!-- made: (\S+) -->\n\n(\| `.*?)\n<!-- end -->", (DOCS / "models.md").read_text(), re.M | re.S)
+    parts = [f"## {option}\n\n{table}" for option, table in made if option != "drawings"]
+    return "\n".join(["# Layouts, norms and kinds\n\nHow they are used is in [models](../models.md).\n", *parts])
 
 
 def _reference(name: str) -> str:

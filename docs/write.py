@@ -136,7 +136,7 @@ def _row(name: str) -> str:
         description, source = _description_and_source(Path(file))
     cells = [
         f"`{name.removeprefix('configs/')}`",
-        description,
+        description.replace("|", "\\|"),
         f"{counted.parameters / 1e6:.2f} M",
         f"{counted.flops_per_token / 1e6:.2f} M",
         f"{counted.cache_bytes_per_token:,}",
@@ -159,7 +159,7 @@ def _description_and_source(file: Path) -> tuple[str, str]:
     """The first paragraph of a config's docstring, and the source that it has in parentheses."""
     text = " ".join(file.read_text().split('"""')[1].split("\n\n")[0].split())
     inside = text[text.index("(") + 1 : text.index(")")] if "(" in text else "-"
-    return text.rstrip(".").replace(f" ({inside})", "").replace("|", "or"), inside
+    return text.rstrip(".").replace(f" ({inside})", ""), inside
 
 
 def scale() -> str:

@@ -12,6 +12,7 @@ import pytest
 from tests.cpu_time import cpu_seconds
 from tests.test_config import MISTAKES
 from xfresearch import __main__, __version__, bench, convert
+from xfresearch.models.tables import TABLES
 from xfresearch.options import shipped
 from xfresearch.options.other_names import OTHER_NAMES
 from xfresearch.run_config import known_keys
@@ -137,6 +138,13 @@ def test_configs_are_listed_shown_and_copied(tmp_path, monkeypatch, capsys):
     assert lines.keys() == {"config", *shipped.shipped()} and all(line.split("  ")[-1] for line in lines.values())
     __main__.main(["configs", "show", "llama"])
     assert "llama:70b" in capsys.readouterr().out
+    for option, table in TABLES.items():
+        __main__.main(["configs", "show", option])
+        shown = capsys.readouterr().out.splitlines()
+        assert [line.split()[0] for line in shown] == [*table]
+        assert all(entry.formula in line and entry.paper in line for line, entry in zip(shown, table.values(), strict=True))
+    with pytest.raises(UserError, match="^gtp2: there is no such config; did you mean 'gpt2'.* no option .*layout, norm, "):
+        __main__.main(["configs", "show", "gtp2"])
     __main__.main(["configs", "copy", "gpt2", "."])
     assert "train --config gpt2.py:tiny" in capsys.readouterr().out
     text = Path("gpt2.py").read_text()

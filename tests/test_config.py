@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from xfresearch.configs import variants
 from xfresearch.configs.variants import VARIANTS
+from xfresearch.models.tables import TABLES
 from xfresearch.options import shipped
 from xfresearch.options.comparing import RESULT, differences, fingerprint, flat
 from xfresearch.options.fields import change, leaves
@@ -245,6 +247,22 @@ def test_the_table_has_every_key_of_every_variant():
     kinds = dict(rows)
     assert {"glu", "swiglu"} <= set(kinds["model.blocks.main.feed_forward.gated_hidden"].split(", "))
     assert "post_norm" in kinds["model.blocks.main.norms.attention_post.kind"].split(", ")
+
+
+def test_every_value_of_a_table_is_a_variant_that_says_what_the_table_says():
+    """Of the options of a block with one stack, except those of the base."""
+    base = flat(parse(["--config=variants:base"]))
+    for key, usual in variants.BASE.items():
+        path = f"model{key}" if key.startswith(".") else f"model.blocks.main.{key}"
+        assert base[path] == usual
+        for name, entry in TABLES[key.removeprefix(".")].items():
+            if name in (usual, "none") or getattr(entry, "reads_source", False):
+                continue
+            variant = VARIANTS[name]
+            assert variant.changes[key] == name and flat(parse([f"--config=variants:{name}"]))[path] == name
+            assert variant.what.startswith(entry.formula) and variant.source == (entry.paper or "-")
+            also = [(k, v) for k, v in variant.changes.items() if k != key]
+            assert all(f"; {k.removeprefix('.')}={v!r}" in variant.what for k, v in also)
 
 
 def test_fingerprints_stay_when_an_option_is_added():

@@ -13,6 +13,7 @@ from docs import site, write
 from tests.launch import stand_ins
 from xfresearch.__main__ import COMMANDS
 from xfresearch.models.layouts import LAYOUTS
+from xfresearch.models.tables import TABLES
 from xfresearch.runtime.files import read_object
 from xfresearch.studies import report
 
@@ -145,9 +146,18 @@ def test_no_page_has_a_section_twice():
         assert len(titles) == len(set(titles)), page
 
 
-def test_every_layout_has_a_drawing_in_the_page_of_models():
-    drawn = re.findall(r"layouts/(\w+)\.svg", (ROOT / "docs" / "models.md").read_text())
-    assert sorted(drawn) == sorted(LAYOUTS)
+def test_the_page_of_models_has_what_the_code_says_of_every_named_value():
+    """And a drawing of every layout, which is there."""
+    parts = dict(re.findall(r"<!-- made: (\S+) -->(.*?)<!-- end -->", (ROOT / "docs" / "models.md").read_text(), re.S))
+    assert parts.keys() == TABLES.keys() | {"drawings"}
+    for option, table in TABLES.items():
+        made = {line.split("`")[1]: line for line in parts[option].splitlines()[4:] if line}
+        assert made.keys() == table.keys()
+        for name, entry in table.items():
+            assert entry.formula.strip() and "\n" not in entry.formula + entry.paper, name
+            assert f" | {entry.formula} | {entry.paper} |" in made[name].replace("\\|", "|"), name
+        assert parts[option].strip() in site.pages()[site.VALUES]
+    assert sorted(re.findall(r"!\[\w+\]\(layouts/(\w+)\.svg\)", parts["drawings"])) == sorted(LAYOUTS)
 
 
 def test_the_index_lists_every_page():

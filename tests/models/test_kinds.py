@@ -41,12 +41,12 @@ class WithSlots(WithoutMemory):
 
 
 def test_a_kind_that_replaces_no_step_reads_what_its_base_reads():
-    assert Kind(WholeConfig, Whole).module is Whole
+    assert Kind(WholeConfig, Whole, "y").module is Whole
 
 
 def test_a_mixer_that_inherits_memory_slots_and_does_not_read_them_is_refused():
     with pytest.raises(TypeError) as error:
-        Kind(WholeConfig, WithoutMemory)
+        Kind(WholeConfig, WithoutMemory, "y")
     words = "WholeConfig inherits options that no step of WithoutMemory reads: MemoryOptions.memory_slots, "
     words += "MemoryOptions.memory_heads, MemoryOptions.memory_activation ("
     assert str(error.value).startswith(words) and "\n" not in str(error.value)
@@ -54,11 +54,11 @@ def test_a_mixer_that_inherits_memory_slots_and_does_not_read_them_is_refused():
 
 def test_a_step_that_replaces_another_reads_only_what_its_own_mark_has():
     with pytest.raises(TypeError, match=r"no step of Unmarked reads: PositionOptions.position, PositionOptions.rope, "):
-        Kind(WholeConfig, Unmarked)
+        Kind(WholeConfig, Unmarked, "y")
 
 
 def test_a_step_that_marks_what_it_reads_is_accepted_also_two_classes_down():
-    assert Kind(WholeConfig, WithSlots).options is WholeConfig
+    assert Kind(WholeConfig, WithSlots, "y").options is WholeConfig
 
 
 def test_options_of_a_class_that_no_step_knows_are_refused():
@@ -73,9 +73,9 @@ def test_options_of_a_class_that_no_step_knows_are_refused():
         pass
 
     with pytest.raises(TypeError, match="no step of Alone reads: MemoryOptions.memory_slots"):
-        Kind(Config, Alone)
+        Kind(Config, Alone, "y")
     Alone.__call__ = reads(MemoryOptions)(lambda self, x_BLD, ctx, cache=None: None)
-    assert Kind(Config, Alone)
+    assert Kind(Config, Alone, "y")
 
 
 def test_an_option_that_a_kind_declares_again_is_its_own():
@@ -85,4 +85,4 @@ def test_an_option_that_a_kind_declares_again_is_its_own():
         memory_slots: int = option(0, "read by this kind in its own way", low=0)
 
     with pytest.raises(TypeError, match="reads: MemoryOptions.memory_heads, MemoryOptions.memory_activation "):
-        Kind(Config, SublayerModule)
+        Kind(Config, SublayerModule, "y")

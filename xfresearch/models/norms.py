@@ -63,7 +63,7 @@ NORMS = {
     "project": NormFunction(project, "x - mean(x): the first half of LayerNorm, not rescaled", "Brody et al. 2023"),
     "dyt": NormFunction(dyt, "tanh(alpha x), alpha one trained number", "Zhu et al. 2025", ("alpha",), "DyT"),
     "derf": NormFunction(
-        derf, "erf(alpha x + shift), two trained numbers; shift is 0 at first", "Chen et al. 2025", ("alpha", "shift"), "Derf"
+        derf, "erf(alpha x + shift), both trained, shift 0 at first", "Chen et al. 2025", ("alpha", "shift"), "Derf"
     ),
     "none": NormFunction(none, "x", title="no norm"),
 }

@@ -98,7 +98,7 @@ def draw_block(block: BlockConfig, words: bool = True) -> str:
     canvas.line((0, y), (0, y + GAP))
     canvas.text(0, y + GAP + 6, "y", 14)
     canvas.top += 16
-    return canvas.svg(f"A {block.layout.replace('_', '-')} block")
+    return canvas.svg(f"A {block.layout.replace('_', '-')} block: {layout.formula}")
 
 
 def _groups(branches: tuple[Branch, ...]) -> list[list[Branch]]:
