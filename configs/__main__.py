@@ -6,9 +6,11 @@ Lists the configs that come with xfresearch: --config NAME[:arg] of the other co
 prints the args of one, or the values of an option with their formulas, and copy makes a file of one to change.
 """
 
+from collections.abc import Mapping
 from itertools import zip_longest
 from pathlib import Path
 from textwrap import wrap
+from typing import Any
 
 from xfresearch.options import shipped
 from xfresearch.runtime import command
@@ -66,18 +68,18 @@ def listed() -> str:
 def shown(name: str) -> str:
     """What a config says of itself, and where its file is; or the values of an option."""
     if name not in shipped.shipped():
-        from xfresearch.models.tables import TABLES, rows  # only here: JAX takes seconds
+        from xfresearch.models.catalogue import TABLES  # only here: JAX takes seconds
 
         if name in TABLES:
-            return values(rows(name))
+            return values(TABLES[name])
         raise UserError(f"{_no_config(name)}, and no option whose values have names ({', '.join(TABLES)})")
     return f"{shipped.docstring(_file(name))}\n\n{_file(name)}"
 
 
-def values(rows: list[tuple[str, str, str]]) -> str:
+def values(table: Mapping[str, Any]) -> str:
     """A line for each value of an option: its name, its formula, and its paper in parentheses."""
-    width = max(len(name) for name, _, _ in rows)
-    return "\n".join(f"{name:{width}}  {formula}{paper and f' ({paper})'}" for name, formula, paper in rows)
+    width = max(map(len, table))
+    return "\n".join(f"{name:{width}}  {of.formula}{of.paper and f' ({of.paper})'}" for name, of in table.items())
 
 
 def copied(name: str, target: str) -> str:

@@ -4,15 +4,15 @@ variants           the base
 variants:NAME      the base with one change; docs/data/tables/variants.md has the names
 variants:tiny      the base at a size that runs in less than a minute on two cores
 
-Every value in a table of models/tables.py is a variant: a layout, a norm, a kind of position, of mixer or of feed-forward
+Every value in a table of models/catalogue.py is a variant: a layout, a norm, a kind of position, of mixer or of feed-forward
 layer. OTHERS change other options. configs/studies/ compares some variants.
 """
 
 from typing import NamedTuple
 
 from xfresearch.configs import common
+from xfresearch.models.catalogue import TABLES
 from xfresearch.models.feed_forwards.dense import GatedConfig
-from xfresearch.models.tables import TABLES
 from xfresearch.runtime.errors import UserError, nearest
 
 

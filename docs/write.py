@@ -285,7 +285,7 @@ def _facts() -> tuple[dict, str]:
 
 def models() -> str:
     """docs/models.md with the tables of what the code says of layouts, norms, positions and kinds."""
-    from xfresearch.models.tables import TABLES
+    from xfresearch.models.catalogue import TABLES
 
     parts = {option: _named(option) for option in TABLES} | {"drawings": _drawings()}
     return MADE.sub(lambda part: f"{part[1]}\n\n{parts[part[2]]}\n{part[3]}", (HERE / "models.md").read_text())
@@ -293,10 +293,10 @@ def models() -> str:
 
 def _named(option: str) -> str:
     """A table of the values of an option that have names."""
-    from xfresearch.models.tables import rows
+    from xfresearch.models.catalogue import TABLES
 
     cells = [[f"`{option}`", "formula", "paper"], ["---"] * 3]
-    cells += [[f"`{name}`", formula.replace("|", "\\|"), paper] for name, formula, paper in rows(option)]
+    cells += [[f"`{name}`", each.formula.replace("|", "\\|"), each.paper] for name, each in TABLES[option].items()]
     return "".join(f"| {' | '.join(row)} |\n" for row in cells)
 
 

@@ -12,7 +12,7 @@ import pytest
 from tests.cpu_time import cpu_seconds
 from tests.test_config import MISTAKES
 from xfresearch import __main__, __version__, bench, convert
-from xfresearch.models.tables import TABLES
+from xfresearch.models.catalogue import TABLES
 from xfresearch.options import shipped
 from xfresearch.options.other_names import OTHER_NAMES
 from xfresearch.run_config import known_keys

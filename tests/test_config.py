@@ -8,7 +8,7 @@ import pytest
 
 from xfresearch.configs import variants
 from xfresearch.configs.variants import VARIANTS
-from xfresearch.models.tables import TABLES
+from xfresearch.models.catalogue import TABLES
 from xfresearch.options import shipped
 from xfresearch.options.comparing import RESULT, differences, fingerprint, flat
 from xfresearch.options.fields import change, leaves

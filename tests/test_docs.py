@@ -12,8 +12,8 @@ import pytest
 from docs import site, write
 from tests.launch import stand_ins
 from xfresearch.__main__ import COMMANDS
+from xfresearch.models.catalogue import TABLES
 from xfresearch.models.layouts import LAYOUTS
-from xfresearch.models.tables import TABLES
 from xfresearch.runtime.files import read_object
 from xfresearch.studies import report
 

@@ -155,8 +155,7 @@ LAYOUTS = {
     ),
     "attention_residuals": Layout(
         _both("in", connection=AttentionResiduals()),
-        "f(norm(h)), h = sum of softmax(q . RMSNorm(v_j)) v_j over the embedding and all outputs v_j before it, with a "
-        "trained q; the head reads norm of one more such mixture",
+        "f(norm(h)), h = sum of softmax(q . RMSNorm(v_j)) v_j over the embedding and all outputs v_j before; q is trained",
         "Kimi Team 2026",
     ),
     "attention_residuals_blocks": Layout(

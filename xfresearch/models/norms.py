@@ -1,7 +1,5 @@
-"""Norms, one function each, computed in float32 or wider. NORMS has their formulas and papers.
-
-The result is multiplied by a gain (plus an offset), and a bias is added; both have D numbers, so derf has up to 2 D + 2
-parameters. No matrix products.
+"""Norms, one function each, computed in float32 or wider. NORMS has their formulas and papers. The result is multiplied by a
+gain (plus an offset), and a bias is added; both have D numbers, so derf has up to 2 D + 2 parameters. No matrix products.
 """
 
 import math
@@ -31,18 +29,6 @@ def scale(x, epsilon: float):
     return x * jax.lax.rsqrt(jnp.square(x).mean(-1, keepdims=True) + epsilon)
 
 
-def dyt(x, epsilon: float):
-    return jnp.tanh(x)
-
-
-def derf(x, epsilon: float):
-    return jax.lax.erf(x)
-
-
-def none(x, epsilon: float):
-    return x
-
-
 class NormFunction(NamedTuple):
     function: Callable  # of x, or of alpha x + shift
     formula: str
@@ -61,11 +47,15 @@ NORMS = {
     # Its output has length sqrt(D), as LayerNorm's. The published code has length 1/sqrt(D), which is D times less.
     "scale": NormFunction(scale, "rms, as the second half of LayerNorm, after project", "Brody et al. 2023", EPSILON),
     "project": NormFunction(project, "x - mean(x): the first half of LayerNorm, not rescaled", "Brody et al. 2023"),
-    "dyt": NormFunction(dyt, "tanh(alpha x), alpha one trained number", "Zhu et al. 2025", ("alpha",), "DyT"),
+    "dyt": NormFunction(lambda x, _: jnp.tanh(x), "tanh(alpha x), alpha trained", "Zhu et al. 2025", ("alpha",), "DyT"),
     "derf": NormFunction(
-        derf, "erf(alpha x + shift), both trained, shift 0 at first", "Chen et al. 2025", ("alpha", "shift"), "Derf"
+        lambda x, _: jax.lax.erf(x),
+        "erf(alpha x + shift), both trained, shift 0 at first",
+        "Chen et al. 2025",
+        ("alpha", "shift"),
+        "Derf",
     ),
-    "none": NormFunction(none, "x", title="no norm"),
+    "none": NormFunction(lambda x, _: x, "x", title="no norm"),
 }
 HIDDEN = "hidden"  # the kind of a norm inside a sublayer that uses only the epsilon and the cast of the block's norm
 WITH_EPSILON, WITH_ALPHA = (tuple(name for name in NORMS if part in NORMS[name].reads) for part in ("epsilon", "alpha"))

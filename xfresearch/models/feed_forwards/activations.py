@@ -17,14 +17,6 @@ def gelu(x):
     return jax.nn.gelu(x, approximate=False)
 
 
-def relu2(x):
-    return jnp.square(jax.nn.relu(x))
-
-
-def solu(x):
-    return x * jax.nn.softmax(x, -1)
-
-
 LIMIT = 7.0  # of clamped SwiGLU: `swiglu_limit` in gpt-oss
 
 
@@ -68,7 +60,7 @@ def times(h, gates=None):
 SHAZEER = "Shazeer 2020"
 ACTIVATIONS = {
     "relu": Activation("ReLU", jax.nn.relu, "max(z, 0)", "Vaswani et al. 2017"),
-    "relu2": Activation("ReLU squared", relu2, "max(z, 0)^2", "So et al. 2021"),
+    "relu2": Activation("ReLU squared", lambda x: jnp.square(jax.nn.relu(x)), "max(z, 0)^2", "So et al. 2021"),
     "gelu": Activation("GELU", gelu, "z P(N(0, 1) < z)", "Hendrycks & Gimpel 2016"),
     "gelu_tanh": Activation(
         "GELU (tanh)", jax.nn.gelu, "z (1 + tanh(sqrt(2 / pi) (z + 0.044715 z^3))) / 2", "Hendrycks & Gimpel 2016"
@@ -76,7 +68,12 @@ ACTIVATIONS = {
     "swish": Activation("Swish", jax.nn.silu, "z sigmoid(z)", "Ramachandran et al. 2017"),
     "softmax": Activation("softmax", jax.nn.softmax, "softmax(z) over the hidden units", "", elementwise=False),
     "solu": Activation(
-        "SoLU", solu, "LayerNorm(z softmax(z)) over the hidden units", "Elhage et al. 2022", norm=True, elementwise=False
+        "SoLU",
+        lambda x: x * jax.nn.softmax(x),
+        "LayerNorm(z softmax(z)) over the hidden units",
+        "Elhage et al. 2022",
+        norm=True,
+        elementwise=False,
     ),
     "glu": Activation("GLU", jax.nn.sigmoid, "sigmoid(z) u", SHAZEER, gated=True),
     "bilinear": Activation("bilinear GLU", identity, "z u", SHAZEER, gated=True),

@@ -1,5 +1,5 @@
 """The tables whose names are values of options. Each entry has its formula and paper, and everything that is said of it
-elsewhere is made of them: docs/models.md, configs/variants.py, python -m xfresearch.configs show."""
+elsewhere is made of them: docs/models.md, configs/variants.py and what python -m xfresearch.configs show prints."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -18,8 +18,3 @@ TABLES: dict[str, Mapping[str, Any]] = {
     "cross_attention.kind": CROSS,
     "feed_forward.kind": FEED_FORWARDS,
 }
-
-
-def rows(option: str) -> list[tuple[str, str, str]]:
-    """The name, the formula and the paper of each value of an option."""
-    return [(name, entry.formula, entry.paper) for name, entry in TABLES[option].items()]
