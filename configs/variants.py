@@ -28,7 +28,7 @@ BASE = {
     **{"attention.kind": "softmax", "attention.position": "none", "feed_forward.kind": "gelu"},
 }
 # What a value needs beside itself, or has in its paper, where no rule of `_also` says it.
-ALSO = {
+ALSO: dict[str, dict] = {
     "peri_norm": {".embedding_norm": "layer"},
     "all_attention": {"attention.memory_slots": 1024},
     "macaron": {"feed_forward_1.hidden": 512, "feed_forward_2.hidden": 512},
