@@ -71,7 +71,7 @@ def test_updates_of_configs_are_compared(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(operations, "UPDATES", 2)
     monkeypatch.setattr(device_rates, "ROWS", {"cpu": 64})
     monkeypatch.setattr(device_rates, "BYTES", 2**16)
-    monkeypatch.setattr(pipeline, "Batches", None)  # random tokens: a corpus would be downloaded
+    monkeypatch.setattr(pipeline.Batches, "__init__", None)  # random tokens: a corpus would be downloaded
     configs = ["configs/gpt2.py:5m", "configs/llama.py:tiny"]
     more = ("--rounds", "3", "--together", "3", "--profile", "--json", str(tmp_path / "figures.json"))
     bench.main(["update", "--config", configs[0], "--config", configs[1], *SMALL, *more])

@@ -14,20 +14,14 @@
 Every round calls each row once, so that a busy machine slows all of them equally. Each operation has its own --help.
 """
 
-from xfresearch.benchmarks import attention, cross_entropy, decode, gpu, grouped_matmul, import_hf, loop, save, update
+from typing import Any
+
+from xfresearch.benchmarks import decode, gpu, import_hf, loop, save, update
+from xfresearch.benchmarks.kernels import KERNELS
 from xfresearch.runtime.command import Parser, run
 
-OPERATIONS = {
-    "attention": attention,
-    "cross_entropy": cross_entropy,
-    "grouped_matmul": grouped_matmul,
-    "import_hf": import_hf,
-    "decode": decode,
-    "update": update,
-    "loop": loop,
-    "save": save,
-    "gpu": gpu,
-}
+OPERATIONS: dict[str, Any] = KERNELS | {"import_hf": import_hf, "decode": decode, "update": update}
+OPERATIONS |= {"loop": loop, "save": save, "gpu": gpu}
 OVERRIDABLE = ("decode", "update", "loop")  # operations that take --config.key=value
 
 

@@ -24,10 +24,13 @@ from pathlib import Path
 
 from xfresearch.benchmarks import peers
 from xfresearch.benchmarks.flags import add_json, add_sizes, write_figures
+from xfresearch.benchmarks.rounds import in_rounds, print_table, quartiles
 from xfresearch.models.sampling import DEFAULT, Sampling
 from xfresearch.runtime.errors import UserError, require
 
-COLUMNS = ("tokens/s", "ms per step", "quartiles", "floors", "speed", "parameters", "cache bytes per token", "model")
+COLUMNS = {"tokens/s": "{tokens/s:.1f}", "ms per step": "{ms:.2f}", "quartiles": "{ms_low:.2f} to {ms_high:.2f}"}
+COLUMNS |= {"floors": "{floors:.2f}", "speed": "{ratio:.3f} ({ratio_low:.3f} to {ratio_high:.3f})"}
+COLUMNS |= {"parameters": "{parameters:,}", "cache bytes per token": "{cache bytes per token:,}", "model": "{model}"}
 TRANSFORMERS = ("transformers", "transformers_static")
 MODULES = ("torch", "safetensors", "transformers")  # needed by --against transformers
 
@@ -57,17 +60,15 @@ def run(a) -> None:
         try:
             started |= {name: start(a, name, first, prompts_BP, Path(folder)) for name in a.against.split(",") if name}
             calls = {name: Ours(lm, prompts_BP % lm.config.vocab_size, a) for name, lm in models.items()} | started
-            seconds: dict[str, list[float]] = {name: [] for name in calls}
-            for _ in range(a.rounds):
-                for name, call in calls.items():
-                    seconds[name].append(call())
+            seconds = in_rounds(calls, a.rounds)
             for name, peer in started.items():
                 require_equal(name, next(iter(calls.values())).tokens_BL, np.array(peer.start["tokens"]))
         finally:
             for peer in started.values():
                 peer.kill()
     rows = [row(name, models.get(name, first), seconds, a) for name in calls]
-    print_rows(rows)
+    print_table(COLUMNS, rows)
+    print(f"A floor is the reading of the parameters at {rows[0]['read bytes/s'] / 1e9:.0f} GB/s, measured now.")
     write_figures(a, {"rows": rows})
 
 
@@ -160,30 +161,9 @@ def row(name: str, lm, seconds: dict, a) -> dict:
 
     counted = costs(lm.config, a.prompt + a.tokens)
     own_R = np.array(seconds[name])
-    low, median, high = 1e3 * np.quantile(own_R, (0.25, 0.5, 0.75)) / a.tokens
-    ratio, ratio_low, ratio_high = np.quantile(np.array(next(iter(seconds.values()))) / own_R, (0.5, 0.25, 0.75)).tolist()
+    milliseconds = quartiles("ms", 1e3 * own_R / a.tokens)
     floor = 1e3 * counted.active_parameters * jnp.dtype(lm.config.dtype).itemsize / read_rate()
-    figures = {"model": name, "tokens/s": 1e3 * a.batch / median, "ms": median, "ms_low": low, "ms_high": high}
-    figures |= {"floors": median / floor, "read bytes/s": read_rate(), "seconds": own_R.tolist()}
-    figures |= {"ratio": ratio, "ratio_low": ratio_low, "ratio_high": ratio_high, "parameters": counted.parameters}
+    figures = {"model": name, "tokens/s": 1e3 * a.batch / milliseconds["ms"], **milliseconds}
+    figures |= {"floors": milliseconds["ms"] / floor, "read bytes/s": read_rate(), "seconds": own_R.tolist()}
+    figures |= {**quartiles("ratio", next(iter(seconds.values())) / own_R), "parameters": counted.parameters}
     return figures | {"cache bytes per token": counted.cache_bytes_per_token}
-
-
-def print_rows(rows: list[dict]) -> None:
-    from xfresearch.runtime.tables import table, to_columns
-
-    cells = [
-        (
-            f"{each['tokens/s']:.1f}",
-            f"{each['ms']:.2f}",
-            f"{each['ms_low']:.2f} to {each['ms_high']:.2f}",
-            f"{each['floors']:.2f}",
-            f"{each['ratio']:.3f} ({each['ratio_low']:.3f} to {each['ratio_high']:.3f})",
-            f"{each['parameters']:,}",
-            f"{each['cache bytes per token']:,}",
-            each["model"],
-        )
-        for each in rows
-    ]
-    print(table(to_columns(COLUMNS, cells)))
-    print(f"A floor is the reading of the parameters at {rows[0]['read bytes/s'] / 1e9:.0f} GB/s, measured now.")

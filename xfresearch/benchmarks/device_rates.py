@@ -1,8 +1,9 @@
 """What a device can do at most: FLOPs per second of matrix products, and bytes per second of its memory."""
 
-import time
 from dataclasses import dataclass
 from functools import cache
+
+from xfresearch.benchmarks.rounds import seconds_of
 
 ROWS = {"cpu": 1536}  # rows and columns of both matrices of the large product, by platform
 MANY_ROWS = 8192
@@ -77,11 +78,4 @@ def rates(dtype: str) -> Rates:
 
 
 def _fastest(function, x) -> float:
-    import jax
-
-    times = []
-    for _ in range(CALLS + 1):  # the first call compiles
-        began = time.perf_counter()
-        jax.block_until_ready(function(x))
-        times.append(time.perf_counter() - began)
-    return min(times[1:])
+    return min(seconds_of(function, x) for _ in range(CALLS + 1))  # the first call compiles

@@ -3,12 +3,13 @@ filling as much memory."""
 
 import json
 import tempfile
-import time
 import zlib
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from xfresearch.benchmarks.flags import add_json, add_sizes, write_figures
+from xfresearch.benchmarks.rounds import in_rounds, print_table, seconds_of
 
 HEAD_SIZE = 128
 
@@ -24,8 +25,7 @@ def run(a) -> None:
         folder = Path(directory) / "llama"
         write_random(folder, llama(a.width, a.layers, a.vocab), a.dtype)
         rows = measure(folder, a.rounds)
-    for row in rows:
-        print(f"{row['what']:8}{row['seconds']:8.2f} s{row['MB/s']:8.0f} MB/s")
+    print_table({"": "{what}", "seconds": "{seconds:.2f}", "MB/s": "{MB/s:.0f}"}, rows)
     write_figures(a, {"rows": rows})
 
 
@@ -79,7 +79,6 @@ def measure(folder: Path, rounds: int) -> list[dict]:
 
     The lower bounds are reading the tensors' bytes, and filling new memory with as many float32 values.
     """
-    import jax
     import numpy as np
 
     from xfresearch.interop import importing
@@ -87,19 +86,10 @@ def measure(folder: Path, rounds: int) -> list[dict]:
 
     stored = stored_tensors(folder).values()
     size = sum(tensor.bytes for tensor in stored)
-    functions = {
-        "import": lambda: jax.block_until_ready(importing.load(folder).params),
+    functions: dict[str, Callable] = {
+        "import": lambda: importing.load(folder).params,
         "read": lambda: [tensor.read().shape for tensor in stored],
         "fill": lambda: [np.full(tensor.shape, 1, np.float32).shape for tensor in stored],
     }
-    times: dict[str, list[float]] = {name: [] for name in functions}
-    for _ in range(rounds):
-        for name, function in functions.items():
-            times[name].append(_seconds(function))
+    times = in_rounds({name: partial(seconds_of, function) for name, function in functions.items()}, rounds)
     return [{"what": name, "seconds": min(each), "MB/s": size / min(each) / 1e6} for name, each in times.items()]
-
-
-def _seconds(function: Callable[[], object]) -> float:
-    begin = time.perf_counter()
-    function()
-    return time.perf_counter() - begin

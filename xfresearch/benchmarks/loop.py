@@ -12,9 +12,12 @@ import time
 from collections.abc import Mapping
 
 from xfresearch.benchmarks.flags import add_json, add_sizes, write_figures
+from xfresearch.benchmarks.rounds import print_table, quartiles
 from xfresearch.training.callbacks import Callback
 
 UNTIMED = 3  # updates at the beginning of each round
+COLUMNS = {"bare ms": "{bare ms:.2f}", "loop ms": "{loop ms:.2f}", "ratio": "{ratio:.3f}"}
+COLUMNS |= {"quartiles": "{ratio_low:.3f} to {ratio_high:.3f}", "config": "{config}"}
 TEXT = {"corpus": ("python_stdlib",), "weights": (), "tokenizer": "bytes"}
 
 
@@ -42,12 +45,8 @@ def run(a) -> None:
             rounds += [timed] if number else []  # the first round compiles
             progress.update(1)
     bare_R, loop_R = np.array(rounds).T
-    ratios_R = bare_R / loop_R
-    row = {"bare ms": 1e3 * np.median(bare_R), "loop ms": 1e3 * np.median(loop_R), "ratio": np.median(ratios_R)}
-    row |= dict(zip(("ratio_low", "ratio_high"), np.quantile(ratios_R, (0.25, 0.75)), strict=True))
-    print(f"{'bare ms':>10}{'loop ms':>10}{'ratio':>8}{'quartiles':>17}  config")
-    quartiles = "{ratio_low:.3f} to {ratio_high:.3f}".format(**row)
-    print("{bare ms:10.2f}{loop ms:10.2f}{ratio:8.3f}{0:>17}  {1}".format(quartiles, a.config, **row))
+    row = {"bare ms": 1e3 * np.median(bare_R), "loop ms": 1e3 * np.median(loop_R), **quartiles("ratio", bare_R / loop_R)}
+    print_table(COLUMNS, [row | {"config": a.config}])
     write_figures(a, {"row": row, "rounds": rounds})
 
 

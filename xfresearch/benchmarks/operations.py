@@ -11,6 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from xfresearch.benchmarks.rounds import print_table
 from xfresearch.training.timing import Timer
 
 UPDATES = 10  # in the profile
@@ -25,7 +26,6 @@ def report(timer: Timer, dtype: str) -> list[dict]:
     """Prints and returns the operations of an update, the longest first: seconds, seconds of the floor, and the ratio of the
     two (None if the work of the operation is not known)."""
     from xfresearch.benchmarks.device_rates import rates
-    from xfresearch.runtime.tables import table, to_columns
 
     seconds, (floors, known) = by_operation(timer), floors_by_operation(timer.compiled_text(), rates(dtype))
     total = sum(seconds.values())
@@ -33,18 +33,13 @@ def report(timer: Timer, dtype: str) -> list[dict]:
     for name, own in seconds.items():
         floor = floors.get(name)
         rows.append({"operation": name, "seconds": own, "floor_seconds": floor, "floors": own / floor if floor else None})
-    cells = [_cells(row, total) for row in rows[:SHOWN]]
-    rest = sum(row["seconds"] for row in rows[SHOWN:])
-    cells.append((f"{1e3 * rest:.2f}", f"{rest / total:.1%}", "-", f"{max(len(rows) - SHOWN, 0)} others"))
-    print("\n" + table(to_columns(("ms", "share", "floors", "operation"), cells)))
+    rest = {"operation": f"{max(len(rows) - SHOWN, 0)} others", "seconds": sum(row["seconds"] for row in rows[SHOWN:])}
+    print()
+    shown = [row | {"ms": 1e3 * row["seconds"], "share": row["seconds"] / total} for row in [*rows[:SHOWN], rest]]
+    print_table({"ms": "{ms:.2f}", "share": "{share:.1%}", "floors": "{floors:.1f}", "operation": "{operation}"}, shown)
     speeds = rates(dtype)
     print(f"Floors: {speeds.flops_source}; {speeds.bytes_source}.{'' if known else ' This program could not be read.'}")
     return rows
-
-
-def _cells(row: dict, total: float) -> tuple[str, ...]:
-    floors = "-" if row["floors"] is None else f"{row['floors']:.1f}"
-    return f"{1e3 * row['seconds']:.2f}", f"{row['seconds'] / total:.1%}", floors, row["operation"]
 
 
 def by_operation(timer: Timer) -> dict[str, float]:

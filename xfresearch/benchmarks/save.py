@@ -9,12 +9,12 @@ as long. The time is that until everything is on the disk; a run goes on while t
 the ratio of a round's saves, with its quartiles. A disk's noise is larger than the checks: --directory=/dev/shm has none.
 """
 
-import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from unittest import mock
 
 from xfresearch.benchmarks.flags import add_json, add_sizes, write_figures
+from xfresearch.benchmarks.rounds import print_table, quartiles, seconds_of
 
 ARRAYS = 8
 
@@ -34,6 +34,7 @@ def run(a) -> None:
     from xfresearch.checkpoints import store
     from xfresearch.checkpoints.digests import digests, weak_sums
     from xfresearch.checkpoints.validity import fault
+    from xfresearch.options.run_options import CheckpointConfig
     from xfresearch.runtime.errors import UserError
     from xfresearch.runtime.progress import stage
 
@@ -49,31 +50,25 @@ def run(a) -> None:
     checks = {"digests": digests, "sums": weak_sums, "finite": lambda items: fault(items, {})}
     rounds = []
     with tempfile.TemporaryDirectory(dir=a.directory) as directory, stage("timing", a.rounds + 1, "rounds") as progress:
-        checkpoints = store.Checkpoints(directory, _keeping_one())
+        checkpoints = store.Checkpoints(directory, CheckpointConfig(keep=1, keep_best=False))
         for number in range(a.rounds + 1):
             each: dict = {}
             outer, inner = ("now", "before") if number % 2 else ("before", "now")
             for turn, way in enumerate((outer, outer, inner, inner, outer)):
                 with ways[way]():
-                    seconds = _seconds(lambda step=5 * number + turn: _save(checkpoints, step, params))
+                    seconds = seconds_of(_save, checkpoints, 5 * number + turn, params)
                 if turn:  # the first save is slower than others, and not counted
                     each[way] = each.get(way, 0) + seconds / 2
-            each |= {name: _seconds(lambda check=check: check({"params": params})) for name, check in checks.items()}
+            each |= {name: seconds_of(check, {"params": params}) for name, check in checks.items()}
             rounds += [each] if number else []  # the first round compiles
             progress.update(1)
         checkpoints.close()
     medians = {name: float(np.median([row[name] for row in rounds])) for name in rounds[0]}
     ratios = [each["now"] / each["before"] for each in rounds]
-    row = medians | dict(zip(("ratio", "lower", "upper"), map(float, np.quantile(ratios, (0.5, 0.25, 0.75))), strict=True))
-    print("".join(f"{name:>10}" for name in row), " (seconds, and ratios)")
-    print("".join(f"{value:10.3f}" for value in row.values()))
+    row = medians | dict(zip(("ratio", "lower", "upper"), quartiles("ratio", ratios).values(), strict=True))
+    print_table({name: f"{{{name}:.3f}}" for name in row}, [row])
+    print("The first five are seconds.")
     write_figures(a, {"row": row, "rounds": rounds})
-
-
-def _keeping_one():
-    from xfresearch.options.run_options import CheckpointConfig
-
-    return CheckpointConfig(keep=1, keep_best=False)
 
 
 def _save(checkpoints, step: int, params: dict) -> None:
@@ -81,9 +76,3 @@ def _save(checkpoints, step: int, params: dict) -> None:
 
     checkpoints.save(step, {"params": params, "step": jax.numpy.int32(step)}, {})
     checkpoints.wait()
-
-
-def _seconds(action) -> float:
-    begun = time.perf_counter()
-    action()
-    return time.perf_counter() - begun

@@ -23,10 +23,13 @@ from pathlib import Path
 
 from xfresearch.benchmarks import peers
 from xfresearch.benchmarks.flags import add_json, add_sizes, read, write_figures
+from xfresearch.benchmarks.rounds import print_table, quartiles
 from xfresearch.evaluation.held_out import at_least
 from xfresearch.runtime.errors import UserError
 
-COLUMNS = ("ms", "quartiles", "tokens/s", "MFU", "GB", "compile s", "faults", "speed", "config")
+COLUMNS = {"ms": "{ms:.1f}", "quartiles": "{ms_low:.1f} to {ms_high:.1f}", "tokens/s": "{tokens/s:,.0f}", "MFU": "{MFU:.3f}"}
+COLUMNS |= {"GB": "{GB:.2f}", "compile s": "{compile_seconds:.1f}", "faults": "{page faults:,.0f}"}
+COLUMNS |= {"speed": "{ratio:.3f} ({ratio_low:.3f} to {ratio_high:.3f})", "config": "{title}"}
 
 
 def add_flags(parser) -> None:
@@ -174,13 +177,12 @@ def measured(starts: dict, rounds: int, apart: bool) -> list[dict]:
     for name, row in rows.items():
         if name in peers.TORCH and not row["error"]:
             row["error"] = updates_differ(row["losses"], first["losses"], row["dtype"])
-        speed_3 = [None] * 3
+        row |= dict.fromkeys(("ratio", "ratio_low", "ratio_high"))
         if not row["error"]:
             ratios_R = first_R / row["seconds"] * (row["tokens"] / first["tokens"])
             if apart:  # rounds are not pairs
                 ratios_R = np.array([np.median(first_R) / np.median(row["seconds"])])
-            speed_3 = np.quantile(ratios_R, (0.5, 0.25, 0.75)).tolist()
-        row |= dict(zip(("ratio", "ratio_low", "ratio_high"), speed_3, strict=True))
+            row |= quartiles("ratio", ratios_R)
     return list(rows.values())
 
 
@@ -221,32 +223,23 @@ def report(rows: list[dict], config) -> dict:
     import numpy as np
 
     from xfresearch.benchmarks.device_rates import peak_or_measured
-    from xfresearch.runtime.tables import table, to_columns
 
     peak, source = peak_or_measured(config.model.dtype)
     for row in rows:
         if not row["error"]:
-            low, row_median, high = np.quantile(row["seconds"], (0.25, 0.5, 0.75))
-            row |= {"ms": 1e3 * row_median, "ms_low": 1e3 * low, "ms_high": 1e3 * high}
-            row |= {"tokens/s": row["tokens"] / row_median, "GFLOP/s": row["flops"] / row_median / 1e9}
-            row["MFU"] = row["flops"] / row_median / peak
-    print(table(to_columns(COLUMNS, [_cells(row) for row in rows])))
+            row |= quartiles("ms", 1e3 * np.array(row["seconds"]))
+            seconds = row["ms"] / 1e3
+            row |= {"tokens/s": row["tokens"] / seconds, "GFLOP/s": row["flops"] / seconds / 1e9}
+            row["MFU"] = row["flops"] / seconds / peak
+    print_table(COLUMNS, [row | _shown(row) for row in rows])
     print(f"MFU is relative to {source}.")
     return {"peak_flops": peak, "peak_source": source}
 
 
-def _cells(row: dict) -> tuple[str, ...]:
-    if row["error"]:
-        return (*["-"] * (len(COLUMNS) - 1), f"{row['config']}: {row['error']}")
-
-    def shown(name: str, form: str, factor: float = 1.0) -> str:
-        return "-" if row.get(name) is None else format(factor * row[name], form)
-
-    quartiles = f"{row['ms_low']:.1f} to {row['ms_high']:.1f}"
-    speed = f"{row['ratio']:.3f} ({row['ratio_low']:.3f} to {row['ratio_high']:.3f})"
-    cells = [shown("ms", ".1f"), quartiles, shown("tokens/s", ",.0f"), shown("MFU", ".3f")]
-    cells += [shown("memory_bytes", ".2f", 1e-9), shown("compile_seconds", ".1f"), shown("page faults", ",.0f")]
-    return (*cells, speed, str(row["config"]))
+def _shown(row: dict) -> dict:
+    error, memory = row["error"], row.get("memory_bytes")
+    title = f"{row['config']}: {error}" if error else row["config"]
+    return {"title": title, "GB": None if memory is None else memory / 1e9}
 
 
 def _profile(config) -> list[dict]:
