@@ -56,7 +56,7 @@ def test_a_data_format_is_added_by_its_page(tmp_path):
     assert "streams (`datasets`)" in (page := (tree / "docs" / "data.md").read_text()) and "SQLite" in page
 
 
-@pytest.mark.parametrize("page", ["adding.md", "adding_format.md"])
+@pytest.mark.parametrize("page", ["adding.md", "adding_format.md", "adding_training.md"])
 def test_the_blocks_of_a_page_fit(page, tmp_path):
     for file, _, _ in adding.BLOCK.findall(adding.read(page)):
         (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
