@@ -33,7 +33,7 @@ def _five_million(config) -> None:
 
 
 def _three_million(config) -> None:
-    """About 3 M parameters and 0.03 M tokens of WikiText-2 as bytes: the table of docs/variants.md."""
+    """About 3 M parameters and 0.03 M tokens of WikiText-2 as bytes: the table of docs/data/tables/variants.md."""
     config.data.corpus, config.data.tokenizer = ("wikitext2",), "bytes"
     config.model.width, config.model.depth, config.model.blocks.main.attention.heads = 256, 4, 4
     config.batch_size, config.sequence_length, config.steps = 8, 128, 32

@@ -5,7 +5,7 @@ merged_query:3m      about 3 M parameters on WikiText-2
 merged_query:tiny    runs in less than a minute on two cores
 
 `--config.model.blocks.main.attention.rank=R` limits the matrix to rank R; W_Q W_K^T has the rank of a head's size. With
-heads of size m = D/2 both forms have equally many parameters (docs/variants.md has the counts).
+heads of size m = D/2 both forms have equally many parameters (docs/models.md has the counts).
 """
 
 from xfresearch.configs import common

@@ -20,7 +20,7 @@ HERE = Path(__file__).parent
 KEYS = "# Every key\n\nHow keys are set, and what \"used only with\" says: [configuration](../../configuration.md).\n\n"
 SITE = re.compile(r"norms\.(\w+)\.")
 NUMBERED = re.compile(r"\.feed_forward_\d\.")
-TABLE = "# Every variant\n\nEach is a `--config`; [variants](../../variants.md) says how to use it.\n\n"
+TABLE = "# Every variant\n\nEach is a `--config`; [models](../../models.md#kinds-and-options) says how to use it.\n\n"
 PLANS = "## The plans\n\n"
 SHARED = """## Runs that studies share
 
