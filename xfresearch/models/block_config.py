@@ -1,19 +1,15 @@
 """The options of a block. The layout decides which sublayers a block has, and so which groups of options."""
 
 from dataclasses import dataclass, make_dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from xfresearch.models.kinds import ROLES
 from xfresearch.models.layouts import LAYOUTS, Layout
-from xfresearch.models.norms import HIDDEN, NORMS, WITH_ALPHA, WITH_EPSILON, NormKind, NormSpec
+from xfresearch.models.norms import HIDDEN, WITH_ALPHA, WITH_EPSILON, NormKind, NormSpec, SiteKind
 from xfresearch.models.sublayer import SublayerConfig
 from xfresearch.options.fields import choice, group, option
 from xfresearch.runtime.errors import require
 
-if TYPE_CHECKING:
-    SiteKind = str
-else:
-    SiteKind = Literal["", *NORMS]
 SITES = {
     "in": "norm of the input of {}",
     "out": "norm of the output of {}",
