@@ -60,7 +60,8 @@ NORMS = {
 HIDDEN = "hidden"  # the kind of a norm inside a sublayer that uses only the epsilon and the cast of the block's norm
 WITH_EPSILON, WITH_ALPHA = (tuple(name for name in NORMS if part in NORMS[name].reads) for part in ("epsilon", "alpha"))
 if TYPE_CHECKING:  # a checker cannot read the values of a table
-    NormKind = SiteKind = str
+    NormKind = str
+    SiteKind = str
 else:
     NormKind, SiteKind = Literal[*NORMS], Literal["", *NORMS]
 
