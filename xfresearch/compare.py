@@ -9,15 +9,17 @@ import math
 from argparse import ArgumentTypeError, Namespace
 from collections.abc import Sequence
 from os import PathLike
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from xfresearch.evaluation import held_out
 from xfresearch.runtime import command, distributed
 from xfresearch.runtime.errors import UserError
 from xfresearch.runtime.files import check_output, write_json
+from xfresearch.runtime.run_rows import Rows
 
 if TYPE_CHECKING:  # --help must not wait for them
-    from xfresearch.comparing.compared import Compared
+    from xfresearch.comparing.collecting import Comparison
     from xfresearch.training.trained_run import Run
 
 EPILOG = """\
@@ -28,6 +30,7 @@ examples:
   python -m xfresearch.compare runs/a/checkpoints/500 runs/a/checkpoints/1000 --limit 256
 
 docs/compare.md explains each figure and verdict."""
+PAIR = ("difference", "p_holm", "verdict")  # of a run with the first one
 
 
 def main(arguments: list[str]) -> None:
@@ -37,16 +40,59 @@ def main(arguments: list[str]) -> None:
 
     workdir, _ = loading.locate(options.runs[0])  # error logs go there
     with distributed.joined(options, str(workdir)):
-        from xfresearch.comparing import collecting, page, text
+        from xfresearch.comparing import collecting
 
-        comparison = collecting.collect(options)
+        compared = Compared(collecting.collect(options))
         if not distributed.first():
             return
-        print(text.text(comparison))
+        print(compared)
         if options.json:
-            write_json(options.json, comparison.data)
+            write_json(options.json, compared.figures)
         if options.html:
-            page.write(options.html, comparison)
+            compared.report(options.html)
+
+
+class Compared:
+    """A comparison. Printed, it is the text of the command."""
+
+    def __init__(self, comparison: "Comparison"):
+        self._comparison = comparison
+
+    def __repr__(self) -> str:
+        from xfresearch.comparing import text
+
+        return text.text(self._comparison)
+
+    @property
+    def figures(self) -> dict[str, Any]:
+        """Everything that the command writes with --json."""
+        return self._comparison.data
+
+    @property
+    def table(self) -> Rows:
+        """A row for each run: its costs, its held-out loss, and the difference to the first run with its interval (low,
+        high) over the held-out text."""
+        rows = Rows()
+        for path, run in self.figures["runs"].items():
+            own = run["held_out"] or {}
+            pair = own.get("pair", {})
+            low, high = pair.get("interval", (None, None))
+            costs = {name: value for name, value in run.items() if name != "held_out"}
+            loss = {"loss": own.get("value"), "standard_error": own.get("standard_error")}
+            rows.append({"run": path, **costs, **loss, **{name: pair.get(name) for name in PAIR}, "low": low, "high": high})
+        return rows
+
+    @property
+    def groups(self) -> Rows:
+        """A row for each group of runs that differ in the seed alone: the losses, their mean, the verdict on the change."""
+        return Rows(self.figures["groups"])
+
+    def report(self, path: str | Path) -> Path:
+        """Writes the page of --html to `path`, and returns it."""
+        from xfresearch.comparing import page
+
+        page.write(path, self._comparison)
+        return Path(path)
 
 
 def compare(
@@ -60,14 +106,13 @@ def compare(
     stride: int = 0,
     limit: int = 0,
     batch_size: int = 0,
-) -> "Compared":
+) -> Compared:
     """Compares runs with the first one, as the command does. The options are its flags.
 
     runs: what `xf.train` returned, directories of runs, checkpoints, Hugging Face folders. Raises UserError for a path that
     is no model, an option that does not fit, and runs that cannot read the same data.
     """
     from xfresearch.comparing import collecting
-    from xfresearch.comparing.compared import Compared
 
     numbers = {"margin": margin, "task-margin": task_margin, "sequence-length": sequence_length, "stride": stride}
     given = {"data": data, "split": split, "limit": limit, "batch-size": batch_size} | numbers

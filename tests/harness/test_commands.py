@@ -275,7 +275,7 @@ def test_texts_begin_with_the_tokenizers_begin_of_text_token(lm_eval):
 
 
 def test_a_context_is_the_source_of_a_model_with_an_encoder(lm_eval):
-    from xfresearch.harness.paired import PairedAdapter
+    from xfresearch.harness.adapter import PairedAdapter
 
     lm = tiny_model("tasks/reverse", source_length=24, sequence_length=24)
     adapter = PairedAdapter(lm, Items(), 24, 2)

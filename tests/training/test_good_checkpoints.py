@@ -14,7 +14,7 @@ import xfresearch as xf
 from tests.tiny_runs import make_run
 from tests.training.test_checkpoint import abstract, make_state
 from xfresearch import analyze, evaluate
-from xfresearch.checkpoints import newest, pruning, store, validity
+from xfresearch.checkpoints import pruning, store, validity
 from xfresearch.options.run_options import CheckpointConfig
 from xfresearch.runtime import crash_log
 
@@ -130,7 +130,7 @@ def test_a_checkpoint_that_was_not_validated_is_validated_when_it_is_read(tmp_pa
     state = {name: value for name, value in make_state().items() if name != "ema"}
     not_validated(tmp_path, monkeypatch, {1: state, 2: altered(state, part, np.nan)})
     whole = abstract(state)
-    step, _ = newest.newest_good(partial(store.steps, tmp_path), lambda step: store.restore(tmp_path, step, whole))
+    step, _ = validity.newest_good(partial(store.steps, tmp_path), lambda step: store.restore(tmp_path, step, whole))
     warning = capsys.readouterr().err
     assert step == 1 and "checkpoint 2 is not good: " in warning and "not finite; trying another" in warning
     read = partial(store.restore_params, tmp_path, 2, whole["params"])

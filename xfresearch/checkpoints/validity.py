@@ -13,6 +13,9 @@ the user names may be any.
 """
 
 import math
+import sys
+from collections.abc import Callable
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +26,7 @@ from xfresearch.runtime.trees import by_path
 
 PUBLISHED = "commit_success.txt"  # Orbax writes it last
 REJECTED = "rejected"
+T = TypeVar("T")
 VALIDATED = "validated"  # a key of meta. Checkpoints of earlier versions have none: they are validated when they are read
 
 
@@ -113,3 +117,19 @@ def rejection(path: epath.Path) -> str:
     if not is_rejected(path):
         return ""
     return " ".join(read_bytes(inside(path, REJECTED)).decode(errors="replace").split())[:300] or "it was rejected"
+
+
+def newest_good(steps: Callable[[], list[int]], read: Callable[[int], T], where: str = "") -> tuple[int, T] | None:
+    """(step, read(step)) of the last of `steps()` (ascending) for which `read` does not raise Unusable; None if there is
+    none. The steps are listed again after each failure: a run may have deleted some, and saved newer ones.
+
+    A warning on standard error names each checkpoint that could not be used, with `where` in front.
+    """
+    tried = set()
+    while left := [step for step in steps() if step not in tried]:
+        tried.add(left[-1])
+        try:
+            return left[-1], read(left[-1])
+        except Unusable as error:
+            print(f"warning: {where}{error}; trying another", file=sys.stderr)
+    return None

@@ -71,7 +71,7 @@ def complete(
         for row, (tokens, request) in enumerate(zip(chunk, requests, strict=True)):
             texts[row] += readers[row].push(tokens)
             # A row of a chunk is shorter than the others if it reached the end-of-text token.
-            finished[row] |= len(tokens) < max(map(len, chunk)) or has_stop(texts[row], request.stops)
+            finished[row] |= len(tokens) < max(map(len, chunk)) or truncate(texts[row], request.stops) != texts[row]
         if all(finished):
             break
     texts = [text + reader.flush() for text, reader in zip(texts, readers, strict=True)]
@@ -81,10 +81,6 @@ def complete(
 def rules_of(lm) -> Rules:
     """The rules of texts in the settings of the model's folder, which HFLM, lm_eval's own adapter, obeys, too."""
     return Rules(**parts(generation.settings(lm.source))[0])
-
-
-def has_stop(text: str, stops: Sequence[str]) -> bool:
-    return any(stop in text for stop in stops if stop)
 
 
 def truncate(text: str, stops: Sequence[str]) -> str:

@@ -82,9 +82,8 @@ def run_tasks(path: str, lm: LanguageModel, mesh, length: int, folder: Path, opt
     os.environ["DISABLE_MULTIPROC"] = "1"
     from lm_eval import evaluator
 
-    from xfresearch.harness.adapter import Adapter
+    from xfresearch.harness.adapter import Adapter, PairedAdapter
     from xfresearch.harness.items import Items
-    from xfresearch.harness.paired import PairedAdapter
 
     items = Items(inside(folder, "items.jsonl") if distributed.first() else None)
     items.update(distributed.shared(dict(items)))
@@ -110,8 +109,9 @@ def task_metrics(name: str, items: list[dict], results: dict) -> dict:
     values: dict = {}
     for item in items:
         for metric in item["metrics"]:
-            if isinstance(item[metric], NUMBER):
-                values.setdefault(metric_name(value_name(metric), item["filter"]), []).append(float(item[metric]))
+            if isinstance(item[metric], NUMBER):  # the value of one item for perplexity is its log-likelihood
+                value = "log_likelihood" if metric == "perplexity" else metric
+                values.setdefault(metric_name(value, item["filter"]), []).append(float(item[metric]))
     questions = digest([[item["doc_hash"], item["prompt_hash"], item["target_hash"]] for item in items])
     counts = {"items": results["n-samples"][name]["effective"], "fewshot": results["n-shot"][name]}
     lower = [metric for metric, higher in results["higher_is_better"][name].items() if higher is False]
@@ -134,11 +134,6 @@ def figures_of(row: dict) -> dict:
 def metric_name(metric: str, kind: str) -> str:
     """The metric's name with lm_eval's filter of answers, if there is one; most tasks have none."""
     return metric if kind == "none" else f"{metric},{kind}"
-
-
-def value_name(metric: str) -> str:
-    """The name of a metric's value for one item: for perplexity that is the item's log-likelihood."""
-    return "log_likelihood" if metric == "perplexity" else metric
 
 
 def write_items(folder: Path, name: str, task: dict, items: list[dict], limit: int) -> None:

@@ -11,8 +11,7 @@ from etils import epath
 from jax.sharding import Mesh
 
 from xfresearch.checkpoints import store
-from xfresearch.checkpoints.newest import newest_good
-from xfresearch.checkpoints.validity import Unusable
+from xfresearch.checkpoints.validity import Unusable, newest_good
 from xfresearch.data.tokenizers import has_tokenizer, load_tokenizer
 from xfresearch.interop import folder
 from xfresearch.interop.source import load as load_source

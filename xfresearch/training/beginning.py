@@ -8,8 +8,7 @@ from etils import epath
 
 from xfresearch.checkpoints import store
 from xfresearch.checkpoints.emergency import Emergency, Without, of_run
-from xfresearch.checkpoints.newest import newest_good
-from xfresearch.checkpoints.validity import Unusable, rejection
+from xfresearch.checkpoints.validity import Unusable, newest_good, rejection
 from xfresearch.run_config.config import Config
 from xfresearch.runtime import distributed
 from xfresearch.runtime.errors import UserError
