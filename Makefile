@@ -15,7 +15,7 @@
 # make studies    runs what is missing of the studies of docs/questions; from nothing 34 hours on two cores, continues after an interruption
 # make docs       regenerates the generated parts of docs/ from the code and docs/data/
 # make notebooks  executes the notebooks of docs/notebooks and keeps their outputs
-# make site       builds the documentation as a static site, site/html, with search and the reference of the Python API
+# make site       writes the generated parts of docs/, and builds a static site, site/html, with search and the reference of the Python API
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -141,7 +141,8 @@ clean:
 docs: $(VENV)/.ready
 	$(BIN)/python -m docs.write
 
-site: $(DOCS)/.ready
+site: $(DOCS)/.ready $(VENV)/.ready
+	$(BIN)/python -m docs.write
 	$(DOCS)/bin/python -m docs.site
 	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/python -m mkdocs build --quiet --strict --config-file site/mkdocs.yml
 	@echo "site/html/index.html (with search: $(DOCS)/bin/python -m http.server -d site/html)"
