@@ -7,11 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.contracts.variants import NEEDS, ONE_STACK, in_float64, model, random_params
+from tests.contracts.variants import ONE_STACK, in_float64, model, random_params
 from tests.daily import daily
 from tests.reference import figures
 from tests.tiny_runs import tiny_config
 from tests.tolerances import relative_error
+from tests.variants import LAYOUTS
 from xfresearch import LanguageModel, analysis
 from xfresearch.analysis.coefficients import memory_names
 from xfresearch.analysis.lens import applies as no_lens
@@ -40,7 +41,7 @@ FORMS = {
 
 def made(layout: str, form: str) -> LanguageModel:
     """A model in float64, with random gains and biases."""
-    needs = NEEDS.get(("layout", layout), {})
+    needs = LAYOUTS[layout].needs
     options = {name: value for name, value in (BLOCK | FORMS[form] | needs).items() if not hasattr(model(), name)}
     if form == "experts":
         del options["feed_forward.hidden"]
@@ -91,8 +92,8 @@ def test_memories(layout, form, x64):
 @some_layouts
 def test_lens_and_attribution(layout, form, x64):
     lm = made(layout, form)
-    if layout == "hyper_connections":
-        pytest.skip("several residual streams, which are mixed")
+    if reason := no_lens(lm.config):
+        pytest.skip(reason)
     data, p = analysis.lens(lm, TOKENS_NL).data, figures.Pass.of(lm.config, lm.params, TOKENS_NL)
     for name, value_BN in figures.lens(p).items():
         assert relative_error(data[f"{name}_rows"], value_BN) < CLOSE, name

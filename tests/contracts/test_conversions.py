@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from tests.contracts.rooms import OF_CONVERSION
-from tests.contracts.variants import ALL, BASE, DISTINCT, MAIN, ONE_STACK
+from tests.contracts.variants import ALL, BASE, DISTINCT, MAIN, NEEDS, ONE_STACK
 from xfresearch.models import transformer
 from xfresearch.models.block_config import BLOCKS
 from xfresearch.models.feed_forwards.activations import ACTIVATIONS
@@ -31,7 +31,6 @@ ALIKE = {
     (kind.options, name in ACTIVATIONS and (ACTIVATIONS[name].elementwise, ACTIVATIONS[name].norm)): name
     for name, kind in FEED_FORWARDS.items()
 }
-NEEDS = {"slots": {"memory_slots": 32}}  # options without which a kind does not exist
 
 
 def model_of(layout: str, mixer: str = "softmax", feed_forward: str = "gelu") -> ModelConfig:
@@ -40,10 +39,12 @@ def model_of(layout: str, mixer: str = "softmax", feed_forward: str = "gelu") ->
     options = {}
     for branch in ONE_STACK[layout].branches:
         table, kind = kinds[branch.role]
-        options[branch.name] = table[kind].options(kind=kind, **NEEDS.get(kind, {}))
-    ends = any("post" in branch.norms for branch in ONE_STACK[layout].branches) and layout != "resi_dual"
+        needs = NEEDS.get((f"blocks.main.{branch.name}.kind", kind), {})
+        own = {name.removeprefix(f"{branch.name}."): value for name, value in needs.items()}
+        options[branch.name] = table[kind].options(kind=kind, **own)
     block = BLOCKS[layout](**options)
-    return resolve_model(replace(BASE, blocks={"main": block}, final_norm="none" if ends else "layer"))
+    final_norm = NEEDS["blocks.main.layout", layout].get("final_norm", BASE.final_norm)
+    return resolve_model(replace(BASE, blocks={"main": block}, final_norm=final_norm))
 
 
 def drawn(model: ModelConfig) -> dict:

@@ -71,9 +71,7 @@ MORE = {
     "causal": [False],
     "param_dtype": ["float64"],
 }
-SIZES = {"width", "depth", "vocab_size", "pattern", "segments", "blocks.main.attention.heads"}
-SIZES |= {"blocks.main.attention[slots].heads", "blocks.main.attention[lambda].heads"}
-SIZES |= {f"blocks.main.attention[{kind}].heads" for kind in ("differential", "value_residual")}
+SIZES = variants.SIZES - MORE.keys()
 CHOICES = choices()
 VALUES = {path: MORE.get(path) or CHOICES.get(path) for path in fields() if path not in SIZES | NOT_IN_THE_LOSS.keys()}
 INHERITED = inherited()
@@ -193,7 +191,7 @@ def starts(path: str, value):
 
 @pytest.mark.parametrize("path", VALUES)
 def test_an_option_changes_the_model_or_is_refused(path, x64):
-    assert VALUES[path], "an option without values: add some to MORE or to variants.NUMBERS"
+    assert VALUES[path], "an option without values: add some to MORE or to its case in tests/variants/"
     for value in VALUES[path]:
         for name, base in starts(path, value):
             check(path, value, base, name.removeprefix("blocks.main."), program)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from tests.contracts.variants import VARIANTS, change, marked, single
+from tests.variants import CASES
 from xfresearch.models import transformer
 from xfresearch.models.context import Context
 from xfresearch.models.model_config import resolve_model
@@ -25,15 +26,8 @@ IDENTITIES = tuple(f"attention.{name}=identity" for name in ("query", "key", "va
 SOME = ("=relu", "=geglu", "=swiglu", "=softmax", "=moe")
 KINDS = ["base", *(name for name in VARIANTS if name.startswith(GROUPS) and "norm=" not in name)]
 
-MEAN = "a mean of n values N(0, 1) with weights near 1/n has a std of sqrt(e / n), as attention over n tokens has"
 # {prefix of a variant's name: why it may differ by more than a factor of 3}. No variant differs by more than 20.
-EXCEPTIONS = {
-    "feed_forward.kind=softmax": MEAN,
-    "attention.kind=slots": MEAN,
-    "attention.memory_slots": MEAN,
-    "attention.kind=lambda": "values are normed to 1, and there is no W_O that scales the output by 1/sqrt(2 depth)",
-    "attention.shaping": "weights start at the identity: the output is the values, not a mean of them",
-}
+EXCEPTIONS = {prefix: why for case in CASES for prefix, why in case.writes.items()}
 
 
 def output_std(name: str) -> dict[str, float]:

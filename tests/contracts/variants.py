@@ -2,7 +2,7 @@
 
 Variants are read from the classes of the config and from the tables: each value of each `Literal` and `bool` option,
 each kind and each layout is a variant. So every contract tests a new value as soon as it exists. Numbers have no closed
-list of values; `NUMBERS` lists some, and test_discovery.py fails for an option without values.
+list of values; the cases in tests/variants/ list some, and test_discovery.py fails for an option without values.
 
 An option of a kind that the base does not have contains the kind: blocks.main.attention[lambda].lambdas.window.
 """
@@ -19,6 +19,8 @@ import numpy as np
 
 from tests.covers import plain_path
 from tests.daily import daily
+from tests.variants import CASES
+from tests.variants.case import Case
 from xfresearch.models import transformer
 from xfresearch.models.block_config import BLOCKS
 from xfresearch.models.feed_forwards.dense import DenseConfig
@@ -26,7 +28,6 @@ from xfresearch.models.kinds import ROLES
 from xfresearch.models.layouts import LAYOUTS
 from xfresearch.models.mixers.slots import SlotsConfig
 from xfresearch.models.mixers.softmax.config import SoftmaxConfig
-from xfresearch.models.mixers.softmax.options import RopeConfig
 from xfresearch.models.model_config import ModelConfig, mixtures, resolve_model
 from xfresearch.options import fields as config_fields
 from xfresearch.run_config.config_files import parse
@@ -52,110 +53,31 @@ def kinds_of(sublayer: str) -> tuple[str, ...]:
 
 KINDS = {sublayer: kinds_of(sublayer) for sublayer in TABLES}
 
-BERT = {"token_types": 2, "head_activation": "gelu", "head_norm": "layer", "head_bias": True}
-# Options that a value needs and that are added to its variant: options of the model, otherwise of its block.
-NEEDS = {
-    ("position_offset", "*"): {"position": "learned"},
-    **{(name, "*"): {k: v for k, v in BERT.items() if k != name} for name in ("token_types", "head_norm")},
-    ("layout", "all_attention"): {"attention.memory_slots": 32, "final_norm": "none"},
-    ("layout", "post_norm"): {"final_norm": "none"},
-    ("layout", "deep_norm"): {"final_norm": "none"},
-    ("layout", "macaron"): {"final_norm": "none"},
-    ("attention.kind", "slots"): {"attention.memory_slots": 32},
-    ("attention.memory_activation", "*"): {"attention.memory_slots": 32},
-    ("attention.query", "identity_whole"): {"attention.head_size": 32},
-    ("attention.key", "identity_whole"): {"attention.head_size": 32},
-    ("attention.qk_norm_over", "heads"): {"attention.qk_norm": "rms", "attention.kv_heads": 2},
-    ("attention.clip", "*"): {"attention.qk_norm": "rms", "attention.position": "rope"},
-    ("attention.softcap", 1.0): {"attention.position": "t5", "attention.memory_slots": 32},
-    ("attention.rank", "*"): {"attention.query": "merged"},
-    ("attention.memory_heads", "shared"): {"attention.memory_slots": 32},
-    ("attention.rope.fraction", "*"): {"attention.position": "rope"},
-    ("attention.rope.scaling", "linear"): {"attention.position": "rope"},
-    ("attention.rope.scaling", "llama3"): {"attention.position": "rope", "attention.rope.original_length": 64},
-    ("attention.rope.scaling", "yarn"): {"attention.position": "rope", "attention.rope.original_length": 64},
-    ("attention.rope.truncate", False): {
-        "attention.position": "rope",
-        "attention.rope.scaling": "yarn",
-        "attention.rope.original_length": 64,
-    },
-    ("attention.sees_itself", False): {"attention.position": "relative_key", "attention.memory_slots": 32},
-    ("attention.span", "adaptive"): {"attention.window": 6, "attention.span_ramp": 4},
-    ("norm_alpha", "*"): {"norm": "dyt"},
-    ("branch_gain", "*"): {"layout": "skipless"},
-    ("feed_forward[swiglu].gated_hidden", "*"): {"feed_forward.hidden": 0, "feed_forward.hidden_factor": 3.0},
-    ("feed_forward.hidden_factor", "*"): {"feed_forward.hidden": 0},
-    ("feed_forward[moe].moe.bias", ("experts",)): {
-        "feed_forward.moe.capacity": 0.5,
-        "feed_forward.moe.shared": 1,
-        "feed_forward.moe.expert": "relu",
-    },
-    ("feed_forward[moe].moe.top_k", 1): {"feed_forward.moe.renormalise": False},
-    # With sigmoid scores: DeepSeek-V3.
-    ("feed_forward[moe].moe.balance", "bias"): {"feed_forward.moe.scores": "sigmoid"},
-    ("attention[slots].query", "identity_whole"): {"attention.head_size": 32},
-    # Heads of 8, in which scaling changes some of RoPE's frequencies.
-    **{("attention[differential].rope." + name, "*"): {"attention.heads": 2} for name in RopeConfig.__annotations__},
-}
-# Values for options that are numbers. Every other number is in SIZES or has a test with the mark `covers`.
-NUMBERS = {
-    "logit_softcap": [2.0],
-    "position_offset": [2],
-    "blocks.main.norm_epsilon": [0.1],
-    "blocks.main.norm_offset": [1.0],
-    "blocks.main.attention.kv_heads": [1, 2],
-    "blocks.main.attention.head_size": [6],
-    "blocks.main.attention.rank": [6],
-    "blocks.main.attention.scale": [0.2],
-    "blocks.main.attention.window": [3],
-    "blocks.main.attention.clip": [0.8],
-    "blocks.main.attention.softcap": [1.0, 2.0],
-    "blocks.main.attention.memory_slots": [32],
-    "blocks.main.attention.rope.fraction": [0.5],
-    "blocks.main.feed_forward.hidden_factor": [1.5],
-    "blocks.main.attention[lambda].lambdas.key_size": [6],
-    "blocks.main.attention[lambda].lambdas.window": [3, 0],
-    "blocks.main.attention[lambda].lambdas.depth": [2],
-    "blocks.main.attention[lambda].lambdas.chunk": [3],
-    "blocks.main.feed_forward[moe].moe.top_k": [1],
-    "blocks.main.feed_forward[moe].moe.capacity": [0.125],  # 2 of 64 tokens for each expert: most of LENGTH are dropped
-    "blocks.main.feed_forward[moe].moe.shared": [2],
-    "blocks.main.attention[differential].kv_heads": [2],
-    "blocks.main.attention[differential].head_size": [6],
-    "blocks.main.attention[differential].window": [3],
-    "blocks.main.attention[value_residual].kv_heads": [2],
-    "blocks.main.attention[value_residual].head_size": [6],
-    "blocks.main.attention[slots].kv_heads": [2],
-    "blocks.main.attention[slots].head_size": [6],
-    "blocks.main.attention[slots].scale": [0.2],
-    "blocks.main.attention[slots].softcap": [2.0],
-}
-# Some values of options whose values are the names of a table. Another option with the same code has all values.
-FEW = {
-    "embedding_norm": ["layer"],
-    "final_norm": ["dyt", "none"],
-    **{name: [value] for name, value in BERT.items()},
-    "blocks.main.attention.qk_norm": ["rms", "layer"],
-    "blocks.main.attention.memory_activation": ["relu", "gelu"],
-    "blocks.main.attention[slots].memory_activation": ["relu"],
-    "blocks.main.attention[lambda].lambdas.norm": ["none"],
-    "blocks.main.feed_forward[moe].moe.expert": ["relu", "geglu"],
-}
-TUPLES = {
-    "blocks.main.attention.bias": [("query", "key", "value", "output"), ("output",)],
-    "blocks.main.attention[slots].bias": [("query", "output")],
-    "blocks.main.feed_forward[moe].moe.bias": [("router", "experts"), ("experts",)],
-}
-SIZES = {
-    *("width", "depth", "vocab_size", "max_length", "pattern", "segments"),
-    *("blocks.main.attention.heads", "blocks.main.feed_forward.hidden", "blocks.main.feed_forward[moe].moe.experts"),
-    *("blocks.main.attention[slots].heads", "blocks.main.attention[slots].memory_slots"),
-    *("blocks.main.attention[lambda].heads", "blocks.main.attention[differential].heads"),
-    "blocks.main.attention[value_residual].heads",
-}
-# Options with a closed list of values that do not change the deterministic forward pass of a causal model in one
-# precision. Their tests have the mark `covers`.
-COVERED = {"init", "dtype", "param_dtype", "causal", "blocks.main.norm_cast", "blocks.main.feed_forward[moe].moe.routing"}
+
+def path_of(case: Case, name: str) -> str:
+    """The path of an option of a case: blocks.main.attention[slots].heads of 'attention.heads' in the case of slots."""
+    if hasattr(BASE, name):
+        return name
+    sublayer, _, option = name.partition(".")
+    own = case.option == f"{sublayer}.kind" and case.name != getattr(MAIN, sublayer).kind
+    return f"blocks.main.{sublayer}[{case.name}].{option}" if own else f"blocks.main.{name}"
+
+
+def _needs() -> dict[tuple[str, str], dict]:
+    """{(path of an option, its value as text, or '' for all values): options that it needs}"""
+    needs = {(f"blocks.main.{case.option}", case.name): case.needs for case in CASES}
+    for case in CASES:
+        for key, options in case.needs_of.items():
+            name, _, value = key.partition("=")
+            needs[path_of(case, name), value] = options
+    return needs
+
+
+NEEDS = _needs()
+VALUES = {path_of(case, name): values for case in CASES for name, values in case.values.items()}
+SIZES = {path for path, values in VALUES.items() if values == "size"}
+# Options with a closed list of values that do not change the deterministic forward pass of a causal model in one precision.
+COVERED = {path for path, values in VALUES.items() if values == "covered"}
 
 
 def change(config, path: str, value):
@@ -212,7 +134,7 @@ def _fields(config) -> dict:
 
 
 def choices() -> dict:
-    """{path: values that differ from the base} of options with a closed list of values, kinds, layouts and NUMBERS."""
+    """{path: values that differ from the base} of kinds, layouts, options with a closed list of values, and of cases."""
     collected = {"blocks.main.layout": [name for name in ONE_STACK if name != "pre_norm"]}
     for sublayer in KINDS:
         kinds, default, _ = TABLES[sublayer]
@@ -223,17 +145,15 @@ def choices() -> dict:
         if closed and path not in COVERED and ".norms." not in path:
             usual = get(model(needed(path, None)), path)
             collected[path] = [value for value in closed if value != usual]
-    return collected | NUMBERS | FEW | TUPLES
+    listed = VALUES.keys() - SIZES - COVERED
+    return collected | {path: VALUES[path] for path in fields() if path in listed}
 
 
 def needed(path: str, value) -> dict:
     """Options that a value needs: its kind of sublayer, and those in NEEDS."""
-    short = path.removeprefix("blocks.main.")
     kind = re.search(r"(\w+)\[(\w+)\]", path)
-    needs = {f"{kind[1]}.kind": kind[2]} if kind else {}
-    if kind:
-        needs |= NEEDS.get((f"{kind[1]}.kind", kind[2]), {})
-    needs |= NEEDS.get((short, value), {}) | NEEDS.get((short, "*"), {})
+    needs = {f"{kind[1]}.kind": kind[2]} | NEEDS[f"blocks.main.{kind[1]}.kind", kind[2]] if kind else {}
+    needs = needs | NEEDS.get((path, str(value)), {}) | NEEDS.get((path, ""), {})
     return {name if hasattr(BASE, name) else f"blocks.main.{name}": v for name, v in needs.items()}
 
 
@@ -272,7 +192,9 @@ def _sites() -> dict:
 def _patterns() -> dict:
     """Models with several blocks, also with a block that occurs twice."""
     sparse = model({"blocks.main.feed_forward.kind": "moe", "blocks.main.layout": "peri_norm"}).blocks["main"]
-    memory = model({"blocks.main.layout": "all_attention", **needed("blocks.main.layout", "all_attention")}).blocks["main"]
+    memory = model({"blocks.main.layout": "all_attention", **needed("blocks.main.layout", "all_attention")}).blocks[
+        "main"
+    ]
     windows = [{"attention.position": "relative_key", "attention.window": w} for w in (5, 0)]
     near, far = (model({f"blocks.main.{k}": v for k, v in change.items()}).blocks["main"] for change in windows)
     first = change(MAIN, "norm", "rms")
@@ -310,7 +232,9 @@ def _memories() -> dict:
 def _shipped() -> dict:
     """Every file in configs/ at its tiny size, but not playground, whose model is quickstart's. A vocabulary that the
     tokenizer would set is small."""
-    files = [f for f in (ROOT / "configs").glob("*.py") if f.stem != "playground" and "def get_config(" in f.read_text()]
+    files = [
+        f for f in (ROOT / "configs").glob("*.py") if f.stem != "playground" and "def get_config(" in f.read_text()
+    ]
     models = {f.stem: parse(["--config", f"{f}:tiny"]).model for f in sorted(files)}
     return {name: m if m.vocab_size else replace(m, vocab_size=BASE.vocab_size) for name, m in models.items()}
 

@@ -8,8 +8,8 @@ import pytest
 from tests.contracts.passes import forward
 from tests.contracts.variants import in_float64, model, random_params, tokens_for
 from tests.reference import model as reference
-from tests.reference.feed_forward import expert_choice
 from tests.tolerances import TOLERANCE, relative_error
+from tests.variants.moe import expert_choice
 from xfresearch.models import layers, transformer
 from xfresearch.models.context import Context
 from xfresearch.models.counting import count_flops

@@ -10,8 +10,8 @@ from tests.contracts.passes import forward
 from tests.contracts.variants import in_float64, model, random_params, tree_error
 from tests.models.test_decoding import check_cached_logits
 from tests.models.test_errors import assert_one_line
-from tests.reference import attention as reference
 from tests.tolerances import TOLERANCE, relative_error
+from tests.variants.lambda_layer import mix_by_lambdas
 from xfresearch.kernels.lambda_scan import empty_state, flops_per_token, lambda_scan
 from xfresearch.models import transformer
 from xfresearch.models.counting import count_flops
@@ -60,7 +60,7 @@ def expected(arrays, segments):
     """The NumPy reference, row by row."""
     *rows, e = (np.asarray(x, np.float64) for x in arrays)
     parts = ([list(x.swapaxes(0, 1)) for x in row] for row in zip(*rows, strict=True))
-    return np.stack([reference.mix_by_lambdas(*row, e, segments) for row in parts]).reshape(B, -1, H, V)
+    return np.stack([mix_by_lambdas(*row, e, segments) for row in parts]).reshape(B, -1, H, V)
 
 
 def dense(arrays, segments):

@@ -6,8 +6,8 @@ import pytest
 
 from tests.contracts.passes import capture
 from tests.contracts.variants import VARIANTS, change, in_float64, model, random_params, tokens_for
-from tests.reference import feed_forward as reference
 from tests.tolerances import TOLERANCE, relative_error
+from tests.variants import ACTIVATIONS as REFERENCES
 from xfresearch.models.feed_forwards.activations import ACTIVATIONS
 from xfresearch.models.memories import memory
 from xfresearch.runtime.errors import UserError
@@ -30,10 +30,9 @@ def test_the_output_of_a_feed_forward_is_its_values_weighted_by_their_coefficien
     b_F, multiplier_b_F, b_D = (0 if b is None else b for b in (result.biases, result.multiplier_biases, result.bias))
     assert relative_error(m_BLF @ result.writes + b_D, y_BLD) < TOLERANCE["float64"]
     np.testing.assert_array_equal(result.writes, result.values)
-    expected = reference.ACTIVATIONS[kind](np.asarray(x_BLD @ result.keys.T + b_F))
+    expected = REFERENCES[kind].reference(np.asarray(x_BLD @ result.keys.T + b_F))
     if ACTIVATIONS[kind].gated:
-        multiplier = reference.MULTIPLIERS.get(kind, lambda x: x)
-        expected *= multiplier(x_BLD @ result.multipliers.T + multiplier_b_F)
+        expected *= REFERENCES[kind].multiplier(x_BLD @ result.multipliers.T + multiplier_b_F)
     else:
         assert result.multipliers is None and result.multiplier_biases is None
     assert relative_error(hidden_BLF, expected) < TOLERANCE["float64"]

@@ -13,9 +13,9 @@ import pytest
 from tests.contracts.passes import forward
 from tests.contracts.variants import VARIANTS, in_float64, model, random_params, tokens_for
 from tests.reference import model as reference
-from tests.reference.feed_forward import scores
 from tests.reference.norms import softmax
 from tests.tolerances import TOLERANCE, relative_error
+from tests.variants.moe import scores
 from xfresearch.models import inputs, layers, transformer
 from xfresearch.models.context import Context
 from xfresearch.models.model_config import longest_sequence

@@ -7,10 +7,10 @@ import pytest
 
 from tests.contracts.passes import forward
 from tests.contracts.variants import in_float64, model, random_params, tokens_for
-from tests.reference import feed_forward
 from tests.reference import model as reference
-from tests.reference import norms as reference_norms
 from tests.tolerances import TOLERANCE, relative_error
+from tests.variants import ACTIVATIONS as OF_ACTIVATIONS
+from tests.variants import NORMS as OF_NORMS
 from xfresearch.models import norms, positions
 from xfresearch.models.feed_forwards.activations import ACTIVATIONS
 from xfresearch.models.norms import NORMS
@@ -51,14 +51,14 @@ def wide(x):
 @pytest.mark.parametrize("epsilon", [1e-5, 0.5])
 def test_norms_equal_the_reference(kind, dtype, epsilon, x64):
     x = 3 * values(4, 7, dtype=dtype) + 2
-    expected = reference_norms.NORMS[kind]({"alpha": 1.0, "shift": 0.0}, wide(x), epsilon)
+    expected = OF_NORMS[kind].reference({"alpha": 1.0, "shift": 0.0}, wide(x), epsilon)
     assert relative_error(NORMS[kind](x, epsilon), expected) < TOLERANCE[dtype]
 
 
 def test_layer_norm_subtracts_the_mean_before_it_squares():
     """E[x^2] - E[x]^2 would lose three digits."""
     x = values(4, 64, dtype="float32") + 30
-    assert relative_error(norms.layer(x, 1e-5), reference_norms.layer_norm({}, wide(x), 1e-5)) < TOLERANCE["float32"]
+    assert relative_error(norms.layer(x, 1e-5), OF_NORMS["layer"].reference({}, wide(x), 1e-5)) < TOLERANCE["float32"]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -67,9 +67,9 @@ def test_activations_equal_the_reference(kind, dtype, x64):
     x = 4 * values(300, dtype=dtype)
     result = ACTIVATIONS[kind].function(x)
     assert result.dtype == dtype
-    assert relative_error(result, feed_forward.ACTIVATIONS[kind](wide(x))) < TOLERANCE[dtype]
-    multiplier = feed_forward.MULTIPLIERS.get(kind, lambda x: x)
-    assert relative_error(ACTIVATIONS[kind].multiplier(x), multiplier(wide(x))) < TOLERANCE[dtype]
+    assert relative_error(result, OF_ACTIVATIONS[kind].reference(wide(x))) < TOLERANCE[dtype]
+    assert ACTIVATIONS[kind].gated == OF_ACTIVATIONS[kind].gated
+    assert relative_error(ACTIVATIONS[kind].multiplier(x), OF_ACTIVATIONS[kind].multiplier(wide(x))) < TOLERANCE[dtype]
 
 
 @pytest.mark.parametrize("width", [1, 2, 7, 16])

@@ -1,17 +1,16 @@
-"""The mixers of the NumPy reference: attention and lambda layers, with their positions.
+"""What mixers have in common, in the NumPy reference: positions, projections, slots, gates and the output of heads.
 
 Float64, written from the papers' equations and not from our code. `p` holds the parameters of one layer. Each function
-takes one sequence.
+takes one sequence. The mixers themselves are in tests/variants/.
 """
 
 import math
-from dataclasses import replace
 
 import numpy as np
 
-from tests.reference.norms import ELEMENTWISE, logistic, norm_of, softcap, softmax
+from tests import variants
+from tests.reference.norms import logistic, norm_of, softcap
 from tests.reference.records import record
-from xfresearch.models.mixers.softmax.config import SoftmaxConfig
 
 # RoPE. Su et al. 2021, eq. 34 in complex numbers; dimension i is paired with i + K/2.
 
@@ -77,28 +76,27 @@ def t5_bucket_of_both_sides(d, buckets, farthest):
     return after + t5_bucket(abs(d), buckets // 2, farthest)
 
 
-def logit_bias(p, shared, config, longest, q, h, t, s, causal=True):
+def logit_bias(p, sequence, config, q, h, t, s):
     d = t - s
     bias = 0.0
     x = d - (not config.sees_itself)  # steps back from the nearest visible token
     if config.position == "alibi":
         bias -= alibi(h, config.heads) * abs(d)
     if config.position == "t5":
-        bucket = t5_bucket if causal else t5_bucket_of_both_sides
-        bias += shared["relative_bias"][bucket(d, config.t5_buckets, config.t5_distance), h]
+        bucket = t5_bucket if sequence.causal else t5_bucket_of_both_sides
+        bias += sequence.shared["relative_bias"][bucket(d, config.t5_buckets, config.t5_distance), h]
     if config.position == "relative_key":
-        bias += q @ shared["relative_key"][x] * scale(config, len(q))
+        bias += q @ sequence.shared["relative_key"][x] * scale(config, len(q))
     if config.span == "adaptive":
-        m = min(max((p["span"]["fraction"][h] * longest - x) / config.span_ramp + 1, 0), 1)
+        m = min(max((p["span"]["fraction"][h] * sequence.longest - x) / config.span_ramp + 1, 0), 1)
         bias += math.log(m) if m > 0 else -np.inf
     return bias
 
 
-# Attention. Vaswani et al. 2017, eq. 1; query head h reads key-value head h // (H / G) (Ainslie et al. 2023). An absent
-# matrix is the identity, on a head's slice of x or on all of x. merged: logits x_t W_h x_s. Memory slots follow the
-# code of Sukhbaatar et al. 2019: keys sqrt(K) * key and values sqrt(M) * value join the softmax; they have no position
-# and use the query before RoPE. Slots of the model's width are their eq. 4 (and Geva et al. 2021, eq. 2), added to the
-# heads' output. Shaped attention: He & Hofmann 2023, eq. 5, aI + bA - cC. identity_plus: their eq. 6, W_V = a I + b W.
+# Projections and slots. An absent matrix is the identity, on a head's slice of x or on all of x. merged: logits x_t W_h
+# x_s. Memory slots follow the code of Sukhbaatar et al. 2019: keys sqrt(K) * key and values sqrt(M) * value join the
+# softmax; they have no position and use the query before RoPE. Slots of the model's width are their eq. 4 (and Geva et
+# al. 2021, eq. 2), added to the heads' output. identity_plus: He & Hofmann 2023, eq. 6, W_V = a I + b W.
 
 
 def scale(config, size):
@@ -134,51 +132,6 @@ def norm_heads(p, heads, block):
         return [norm_of(kind, p, x, block) for x in heads]
     flat = {name: np.ravel(value) for name, value in p.items()}
     return np.split(norm_of(kind, flat, np.concatenate(heads, -1), block), len(heads), -1)
-
-
-def attention(p, x_LD, block, positions, segments, shared, longest, causal, layer, projected=None):
-    config = block.attention
-    L = len(x_LD)
-    H = config.heads
-    G = config.kv_heads
-    reach = config.window or 10**9
-    nearest = int(not config.sees_itself)
-    prefix = shared.get("prefix", np.zeros(L))  # Raffel et al. 2020, fig. 3
-    allowed = np.array([[segments[s] == segments[t] and (not causal or prefix[s] or nearest <= t - s < nearest + reach)
-                         for s in range(L)] for t in range(L)])  # fmt: skip
-    slots = p["memory"] if config.memory_slots and config.memory_activation == "softmax" else None
-    projected = projected or queries_keys_values(p, x_LD, block)
-    bare, queries, keys, values = positioned(*projected, positions, config)
-    w, beside, slot_values = [], [], []
-    for h in range(H):
-        g = h // (H // G)
-        q, k = queries[:, h], keys[:, g if keys.shape[1] > 1 else 0]
-        bias = np.array([[logit_bias(p, shared, config, longest, q[t], h, t, s, causal) if allowed[t, s] else 0
-                          for s in range(L)] for t in range(L)])  # fmt: skip
-        scores = np.where(allowed, softcap(q @ k.T * scale(config, q.shape[1]), config.softcap) + bias, -np.inf)
-        if slots:
-            to_slots, of_head = slots_of(slots, config, bare[:, h], g)  # without RoPE
-            scores = np.concatenate([scores, to_slots], -1)
-            slot_values.append(of_head)
-        if config.sink != "none":  # gpt-oss 2025: e^s / (e^b + sum e^s); Miller 2023: b = 0
-            sink = np.full((L, 1), p["sink"][h] if config.sink == "learned" else 0.0)
-            scores = np.concatenate([scores, sink], -1)
-        each = np.array([softmax(row) if np.isfinite(row).any() else 0 * row.clip(0) for row in scores])
-        if config.shaping != "none":
-            a, b, c = (p["shaping"].get(n, np.zeros(H))[h] for n in ("identity", "weights", "uniform"))
-            each = a * np.eye(L) + b * each - c * allowed / np.maximum(allowed.sum(-1, keepdims=True), 1)
-        w.append(each[:, :L])
-        beside.append(each[:, L:])
-    w_HLS = record("weights", np.stack(w))
-    o = [w_HLS[h] @ values[:, h // (H // G) if values.shape[1] > 1 else 0] for h in range(H)]
-    if slots or config.sink != "none":
-        name = "coefficients" if slots or not config.memory_slots else "sink_weight"
-        m_HLM = record(name, np.stack(beside))
-        o = [each + m[:, : len(v)] @ v for each, m, v in zip(o, m_HLM, slot_values, strict=True)] if slots else o
-    o = list(record("heads", np.stack(o, 1)).swapaxes(0, 1))
-    o = gated(p, o, x_LD) if config.output_gate != "none" else o
-    y_LD = output(p, o)
-    return y_LD + wide_memory(p["memory"], config, x_LD) if config.memory_slots and not slots else y_LD
 
 
 def positioned(queries, keys, values, positions, config):
@@ -219,107 +172,4 @@ def slots_of(p, config, q, g):
 
 def wide_memory(p, config, x_LD):
     z_LM = record("pre_activation", x_LD @ p["key"].T + p["bias"])
-    return record("coefficients", ELEMENTWISE[config.memory_activation](z_LM)) @ p["value"]
-
-
-def slot_attention(p, x_LD, block, positions, segments, shared, longest, causal, layer):
-    """Attention to slots only."""
-    config = block.attention
-    if config.memory_activation != "softmax":
-        return wide_memory(p["memory"], config, x_LD) + p.get("output", {}).get("bias", 0)
-    queries = [head_of(p.get("query"), config.query, x_LD, h, config.head_size) for h in range(config.heads)]
-    q_LHK = record("query", np.stack(queries, 1))
-    share = config.heads // config.kv_heads
-    of_head = [slots_of(p["memory"], config, q_LHK[:, h], h // share) for h in range(config.heads)]
-    m_HLM = record("coefficients", np.stack([softmax(logits) for logits, _ in of_head]))
-    o = [m_LM @ values for m_LM, (_, values) in zip(m_HLM, of_head, strict=True)]
-    return output(p, list(record("heads", np.stack(o, 1)).swapaxes(0, 1)))
-
-
-# Lambda layer. Bello 2021, sec. 3.1-3.2 (multi-query lambda layer; intra-depth in app. C). The context is limited to
-# the tokens up to n, the embeddings to the given distances. Queries and values are normed token by token.
-
-
-def lambda_layer(p, x_LD, block, positions, segments, shared, longest, causal, layer):
-    def project(name, i):
-        y = x_LD @ p[name]["kernel"][:, i]
-        scaling = {"query": "query_scaling", "lambda_value": "value_scaling"}.get(name)
-        return norm_of(block.attention.lambdas.norm, p.get(scaling, {}), y, block) if scaling else y
-
-    parts = {
-        "query": block.attention.heads,
-        "lambda_key": len(p["distances"][0]),
-        "lambda_value": len(p["distances"][0]),
-    }
-    q, k, v = ([project(name, i) for i in range(n)] for name, n in parts.items())
-    for name, heads in (("query", q), ("key", k), ("value", v)):
-        record(name, np.stack(heads, 1))
-    return mix_by_lambdas(q, k, v, p["distances"], segments)
-
-
-def mix_by_lambdas(q, k, v, distances, segments):
-    """y [L, H V]. Lists of q [L, K] per head, of k [L, K] and v [L, V] per depth; distances [R, U, K]."""
-    L, depths = len(q[0]), range(len(k))
-    factors = np.zeros((L, L, len(k), q[0].shape[1]))  # of the values, for each number of a query
-    for n in range(L):
-        seen = [m for m in range(n + 1) if segments[m] == segments[n]]
-        for u in depths:
-            factors[n, seen, u] = softmax(k[u][seen].T).T
-            for m in (m for m in seen if n - m < len(distances)):
-                factors[n, m, u] += distances[n - m, u]
-    state_LKV = record("state", np.einsum("lsuk,usv->lkv", factors, np.stack(v)))
-    record("weights", np.einsum("hlk,lsuk->hlsu", np.stack(q), factors))
-    y_LHV = record("heads", np.einsum("hlk,lkv->lhv", np.stack(q), state_LKV))
-    return y_LHV.reshape(L, -1)
-
-
-# Differential attention. Ye et al. 2024, eq. 1-3. In their code, all heads share the RMSNorm of a head.
-
-
-def differential(p, x_LD, block, positions, segments, shared, longest, causal, layer):
-    a = block.attention
-    L = len(x_LD)
-    H = a.heads
-    G = a.kv_heads
-    K = a.head_size
-    prefix = shared.get("prefix", np.zeros(L))
-    allowed = np.array([[segments[s] == segments[t] and (not causal or prefix[s] or 0 <= t - s < (a.window or 10**9))
-                         for s in range(L)] for t in range(L)])  # fmt: skip
-    first = 0.8 - 0.6 * math.exp(-0.3 * layer)  # layers count from 1 in the paper
-    terms = [math.exp(p[f"lambda_query_{i}"] @ p[f"lambda_key_{i}"]) for i in (1, 2)]
-    weight = terms[0] - terms[1] + first
-    # The 2 H queries are ordered by (key-value head, map, head of its group), the 2 G keys by (head, map).
-    parts = [[x_LD @ kernel for kernel in p[name]["kernel"].swapaxes(0, 1)] for name in ("query", "key", "value")]
-    _, q, k, v = positioned(*parts, positions, a)
-    scores = [np.where(allowed, q[:, n] @ k[:, n // (H // G)].T / math.sqrt(K), -np.inf) for n in range(2 * H)]
-    w = record("weights", np.stack([[softmax(row) for row in each] for each in scores]))
-    heads = []
-    for h in range(H):
-        g, r = divmod(h, H // G)
-        maps = [w[(2 * g + i) * (H // G) + r] for i in (0, 1)]
-        o = (maps[0] - weight * maps[1]) @ v[:, g]
-        o = o / np.sqrt((o * o).mean(-1, keepdims=True) + block.norm_epsilon) * p["head_norm"]["gain"]
-        heads.append((1 - first) * o)
-    return output(p, list(record("heads", np.stack(heads, 1)).swapaxes(0, 1)))
-
-
-def value_residual(p, x_LD, block, positions, segments, shared, longest, causal, layer):
-    """Zhou et al. 2024, eq. 5: v = a v_n + b v_1."""
-    softmax = SoftmaxConfig(**{name: getattr(block.attention, name) for name in
-                               ("heads", "kv_heads", "head_size", "position", "rope")})  # fmt: skip
-    block = replace(block, attention=replace(softmax, output="identity") if "output" not in p else softmax)
-    queries, keys, values = queries_keys_values(p, x_LD, block)
-    values = list(values)
-    first = shared.setdefault("first_values", values)
-    values = [p["own"] * v + p["first"] * v_1 for v, v_1 in zip(values, first, strict=True)]
-    projected = queries, keys, values
-    return attention(p, x_LD, block, positions, segments, shared, longest, causal, layer, projected)
-
-
-ATTENTIONS = {
-    "softmax": attention,
-    "slots": slot_attention,
-    "lambda": lambda_layer,
-    "differential": differential,
-    "value_residual": value_residual,
-}
+    return record("coefficients", variants.ACTIVATIONS[config.memory_activation].reference(z_LM)) @ p["value"]

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tests.reference.layouts import LAYOUTS
 from tests.reference.model import layer_order, passed, pick, site, tree
 from tests.reference.norms import frozen, norm_of, softcap
+from tests.variants import LAYOUTS
 
 
 @dataclass(frozen=True)
@@ -170,16 +170,18 @@ def followed(p: Pass, start: dict, written) -> Terms:
             options = site(self.block, self.params, f"{self.name}_post") if norm else None
             return x.normed(f"{self.at}.norm", *options, p.values[f"{self.at}.sum"]) if norm else x
 
-    x = total = Terms(start)
+        def carries(self, name, value):
+            return value
+
+    x, carried = Terms(start), {}
     for number, block, params in p.layers():
         parts = [Part(number, name, block, params) for name in block.sublayers]
         norms = {name: lambda x: x for name in vars(block.norms)}
-        x = LAYOUTS[block.layout](x, *parts, norms, params, p.config.depth)
-        total = sum((part.y for part in parts), total)
+        x = LAYOUTS[block.layout].reference(x, *parts, norms, params | {"carried": carried}, p.config.depth)
     options = p.config.final_norm, p.params.get("final_norm", {}), p.first
-    if f"{p.ends[-1]}.dual" in p.values:
-        return x + total.normed("final_norm", *options, p.values[f"{p.ends[-1]}.dual"])
-    return x.normed("final_norm", *options, p.values[f"{p.ends[-1]}.residual"])
+    at = p.values.get(f"{p.ends[-1]}.dual", p.values[f"{p.ends[-1]}.residual"])
+    final = lambda terms: terms.normed("final_norm", *options, at)  # noqa: E731
+    return LAYOUTS[block.layout].end(x, {"carried": carried}, final)
 
 
 def attribution(p: Pass) -> dict[str, np.ndarray]:
@@ -281,6 +283,7 @@ def across(values: dict, tokens_BL, next_BL, source_BS, sink: bool) -> dict:
 
 def geometry(values: dict, key_DGK) -> dict:
     """{figure: [B] or [B, H]} of a layer's inputs and queries (analysis/norms.py), vector by vector."""
+
     def each(function, x):
         return np.apply_along_axis(function, -1, x)
 

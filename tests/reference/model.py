@@ -9,12 +9,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from tests.reference.attention import ATTENTIONS
 from tests.reference.cross import cross_attention
-from tests.reference.feed_forward import ACTIVATIONS, FEED_FORWARDS
-from tests.reference.layouts import LAYOUTS, Part, depth_attention
+from tests.reference.feed_forward import dense
 from tests.reference.norms import norm_of, softcap
+from tests.reference.part import Part
 from tests.reference.records import at, record, recording
+from tests.variants import ACTIVATIONS, FEED_FORWARDS, LAYOUTS, MIXERS
+from tests.variants.case import Sequence
 
 # Positions added to the embedding. Vaswani et al. 2017, sec. 3.5.
 
@@ -29,7 +30,7 @@ def sinusoidal(positions, width):
 
 
 def block(p, x_LD, config, positions, segments, model_config, shared, layer):
-    """x_LD after one block, what its sublayers wrote, and its auxiliary losses."""
+    """x_LD after one block, and its auxiliary losses."""
     losses = {}
     real = np.asarray(segments) > 0
 
@@ -38,12 +39,13 @@ def block(p, x_LD, config, positions, segments, model_config, shared, layer):
         if getattr(options, "span", "full") == "adaptive":
             mean = np.mean(p[name]["span"]["fraction"]) * longest
             losses["span_loss"] = options.span_loss * mean * real.sum()
-        reference = ATTENTIONS[options.kind]
-        return reference(p[name], x, config, positions, segments, shared, longest, model_config.causal, layer)
+        sequence = Sequence(positions, segments, model_config.causal, layer, longest, shared)
+        return MIXERS[options.kind].reference(p[name], x, config, sequence)
 
     def feed(name, options, x):
-        reference = FEED_FORWARDS[options.kind]
-        y, more = reference(p[name], x, options, config, segments, model_config)
+        if options.kind in ACTIVATIONS:
+            return dense(p[name], x, options.kind, config.norm_epsilon)
+        y, more = FEED_FORWARDS[options.kind].reference(p[name], x, options, config, segments, model_config)
         for loss, value in more.items():
             losses[loss] = losses.get(loss, 0) + value
         return y
@@ -61,8 +63,8 @@ def block(p, x_LD, config, positions, segments, model_config, shared, layer):
 
     norms = {name: norm(name) for name in vars(config.norms)}
     parts = [part(name, options) for name, options in config.sublayers.items()]
-    x_LD = LAYOUTS[config.layout](x_LD, *parts, norms, p | {"carried": shared}, model_config.depth)
-    return x_LD, parts, losses
+    x_LD = LAYOUTS[config.layout].reference(x_LD, *parts, norms, p | {"carried": shared}, model_config.depth)
+    return x_LD, losses
 
 
 def site(config, p, name):
@@ -122,24 +124,17 @@ def through(config, params, shared, tokens, positions, segments, types=None):
     if config.position == "sinusoidal":
         x_LD = x_LD + sinusoidal(positions, config.width)
     x_LD = norm_of(config.embedding_norm, params.get("embedding_norm", {}), x_LD, first)
-    total = x_LD = record("embed", x_LD)
-    # ResiDual (Xie et al. 2023, eq. 3): the post-norm stream plus the norm of the sum of all sublayers' outputs.
-    dual = any(b.layout == "resi_dual" for b in config.blocks.values())
+    x_LD = record("embed", x_LD)
     for layer, (name, stack, repeat) in enumerate(order):
         p = pick(params["blocks"][stack], repeat)
         with at(f"blocks.{layer}"):
-            x_LD, parts, more = block(p, x_LD, config.blocks[name], positions, segments, config, shared, layer)
-            for part in parts if dual else ():
-                with at(part.name):
-                    total = record("dual", total + part.y)
+            x_LD, more = block(p, x_LD, config.blocks[name], positions, segments, config, shared, layer)
         losses = {key: losses.get(key, 0) + more.get(key, 0) for key in losses | more}
     final = lambda x: norm_of(config.final_norm, params.get("final_norm", {}), x, first)  # noqa: E731
-    if "end_mix_query" in params:
-        x_LD = depth_attention(shared["sources"], params["end_mix_query"], params["end_mix_gain"])
-    x_LD = x_LD + final(total) if dual else final(x_LD)
+    x_LD = LAYOUTS[config.blocks[order[-1][0]].layout].end(x_LD, params | {"carried": shared}, final)
     if "head_layer" in params:  # get_masked_lm_output of the authors' run_pretraining.py
         p = params["head_layer"]
-        x_LD = ACTIVATIONS[config.head_activation](x_LD @ p["dense"]["kernel"] + p["dense"]["bias"])
+        x_LD = ACTIVATIONS[config.head_activation].reference(x_LD @ p["dense"]["kernel"] + p["dense"]["bias"])
         x_LD = norm_of(config.head_norm, p.get("norm", {}), x_LD, first)
     return record("final", x_LD), losses
 

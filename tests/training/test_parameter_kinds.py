@@ -1,11 +1,10 @@
-"""Weight decay and Muon apply to matrices of linear maps and to nothing else, by a table written by hand.
+"""Weight decay and Muon apply to matrices of linear maps and to nothing else, by the cases in tests/variants/.
 
 As in GPT-2 and Llama, norms, gains, biases, embeddings and positions do not decay. Experts are matrices, and so are
 slots of attention: keys and values of a layer that reads them by a softmax (Sukhbaatar et al. 2019, sec. 3). Muon's
 authors use Adam for embeddings, the head and all vectors (Jordan et al. 2024).
 """
 
-import itertools
 import math
 import re
 
@@ -16,59 +15,23 @@ import pytest
 
 from tests.contracts.variants import ALL
 from tests.training.rules import rule_of
+<<<<<<< HEAD
+=======
+from tests.variants import CASES, parameters
+from tests.variants.case import NORM, NormCase
+from xfresearch.config.options import OptimizerConfig
+>>>>>>> 13da6dbd (tests: one case per variant in tests/variants (reference, parameters, values, needs, drawing, writes) in place of tables in nine files; connections end in their case)
 from xfresearch.models import transformer
 from xfresearch.options.run_options import OptimizerConfig
 from xfresearch.runtime.trees import by_path
 
-# {path: the role of each dimension, for each rank}: b batch (one matrix per index), i inputs, o outputs. The first b
-# are stacked layers.
-MATRICES = {
-    "block/attention/query/kernel": "bioo",
-    "block/attention/key/kernel": "bioo",
-    "block/attention/value/kernel": "bioo",
-    "block/attention/output/kernel": "biio",
-    "block/attention/gate/kernel": "bioo bio",
-    "block/attention/lambda_key/kernel": "bioo",
-    "block/attention/lambda_value/kernel": "bioo",
-    "block/attention/memory/key": "bibo boi",  # one matrix of slots per head; one of the width, like W_up transposed
-    "block/attention/memory/value": "bibo bio",
-    "block/feed_forward/up/kernel": "bio",
-    "block/feed_forward/gate/kernel": "bio",
-    "block/feed_forward/down/kernel": "bio",
-    "block/feed_forward/shared/up/kernel": "bio",
-    "block/feed_forward/shared/gate/kernel": "bio",
-    "block/feed_forward/shared/down/kernel": "bio",
-    "block/feed_forward/router/kernel": "bio",
-    "block/feed_forward/experts/up": "bbio",
-    "block/feed_forward/experts/gate": "bbio",
-    "block/feed_forward/experts/down": "bbio",
-    "block/attention_mix_kernel": "bio",
-    "block/feed_forward_mix_kernel": "bio",
-    "head_layer/dense/kernel": "io",
-}
-NORMS = ["embedding_norm", "final_norm", "head_layer/norm", "block/feed_forward/hidden_norm"]
-NORMS += [f"block/{s}_norm_{place}" for s in ("attention", "feed_forward") for place in ("in", "out", "post")]
-NORMS += [f"block/attention/{part}" for part in ("query_norm", "key_norm", "head_norm", "query_scaling", "value_scaling")]
-HYPER = ("read", "mix", "write", "read_kernel", "write_kernel", "read_scale", "write_scale")
-OTHERS = {
-    *(f"{norm}/{part}" for norm, part in itertools.product(NORMS, ("gain", "bias", "alpha", "shift"))),
-    *("embed/table", "head/table", "head_bias/bias", "position/table", "embedding_scale"),
-    *("token_type/table", "head_layer/dense/bias"),
-    *("shared/relative_key", "shared/relative_bias", "block/attention/distances"),
-    *(f"block/attention/{name}/bias" for name in ("query", "key", "value", "output")),
-    *(f"block/feed_forward/{name}/bias" for name in ("up", "gate", "down", "shared/up", "shared/gate", "shared/down")),
-    *(f"block/feed_forward/experts/{name}_bias" for name in ("up", "gate", "down")),
-    "block/feed_forward/router/bias",
-    *("block/attention_gain", "block/feed_forward_gain", "block/feed_forward_skip_gain"),
-    *("block/attention/value/identity_gain", "block/attention/value/weight_gain"),
-    *("block/attention/memory/bias", "block/feed_forward/router_bias"),
-    *(f"block/attention/shaping/{name}" for name in ("identity", "weights", "uniform")),
-    *("block/attention/span/fraction", "block/attention/sink"),
-    *("block/attention/own", "block/attention/first"),
-    *(f"block/{s}_{name}" for s, name in itertools.product(("attention", "feed_forward"), HYPER)),
-    *(f"{place}_mix_{name}" for place in ("block/attention", "block/feed_forward", "end") for name in ("query", "gain")),
-    *(f"block/attention/lambda_{part}_{i}" for part in ("query", "key") for i in (1, 2)),
-}
+OF_PATHS = [case for case in CASES if not isinstance(case, NormCase)]  # whose parameters are those of every place of a norm
+# {path: the roles of its dimensions, for each number of dimensions}, of all cases
+FORMS: dict[str, set[str]] = {}
+for case in OF_PATHS:
+    for path, parameter in parameters(case).items():
+        FORMS.setdefault(path, set()).update(parameter.matrix.split())
+MATRICES = {path for path, forms in FORMS.items() if forms}
 SIZES = {"b": 2, "i": 3, "o": 4}
 
 
@@ -79,7 +42,7 @@ def kind_of(path: str) -> str:
 
 def letters(kind: str, ndim: int) -> str:
     """The roles of the dimensions of a parameter; only b if it is not a matrix."""
-    forms = MATRICES[kind].split() if kind in MATRICES else ["b" * ndim]
+    forms = FORMS[kind] or ["b" * ndim]
     return next(form for form in forms if len(form) == ndim)
 
 
@@ -91,10 +54,15 @@ KINDS = {
 }
 
 
-def test_every_parameter_is_in_the_table():
+def test_every_parameter_is_in_a_case():
     paths = {path for path, _ in KINDS}
-    assert paths - MATRICES.keys() - OTHERS == set()
-    assert MATRICES.keys() - paths == set()
+    assert paths - FORMS.keys() == set()
+    own = {path for case in OF_PATHS for path, parameter in case.parameters.items() if parameter is not NORM}
+    assert own - paths == set()
+
+
+def test_cases_agree_on_the_roles_of_dimensions():
+    assert all(len({*map(len, forms)}) == len(forms) for forms in FORMS.values())
 
 
 def tree_of(value) -> dict:
