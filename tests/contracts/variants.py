@@ -65,7 +65,7 @@ def path_of(case: Case, name: str) -> str:
 
 def _needs() -> dict[tuple[str, str], dict]:
     """{(path of an option, its value as text, or '' for all values): options that it needs}"""
-    needs = {(f"blocks.main.{case.option}", case.name): case.needs for case in CASES}
+    needs = {(f"blocks.main.{case.option}", case.name): case.needs for case in CASES if case.option}
     for case in CASES:
         for key, options in case.needs_of.items():
             name, _, value = key.partition("=")
