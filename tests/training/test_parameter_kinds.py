@@ -15,12 +15,8 @@ import pytest
 
 from tests.contracts.variants import ALL
 from tests.training.rules import rule_of
-<<<<<<< HEAD
-=======
 from tests.variants import CASES, parameters
 from tests.variants.case import NORM, NormCase
-from xfresearch.config.options import OptimizerConfig
->>>>>>> 13da6dbd (tests: one case per variant in tests/variants (reference, parameters, values, needs, drawing, writes) in place of tables in nine files; connections end in their case)
 from xfresearch.models import transformer
 from xfresearch.options.run_options import OptimizerConfig
 from xfresearch.runtime.trees import by_path
