@@ -91,9 +91,9 @@ class Drawing(NamedTuple):
 @dataclass(frozen=True)
 class LayoutCase(Case):
     """reference(x, a, f, n, b, N): the stream x [L, D] after a block. a, f: its sublayers in their order
-    (tests/reference/part.py): a(x, h, after) is after(output of the sublayer for h), with x in the stream, and a.end(x) must
-    get the stream after it. n[site]: a norm of the block, b[name]: a parameter of the block, b['carried']: a dict for values
-    that travel with x, N: the depth.
+    (tests/reference/part.py): a(x, h, after) is after(output of the sublayer for h), with x in the stream; a.end(x) gets
+    the stream after it, and a.carries(name, value) each other value that travels on, which b['carried'] keeps. n[site]: a
+    norm of the block, b[name]: a parameter of the block, N: the depth.
 
     scaled: the sublayers whose last kernel starts with the factor (N * their number)^(-1/2): those that write to the stream
     (GPT-2, sec. 2.3), but none if each of them has a norm after it or a trained factor.
