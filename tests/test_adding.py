@@ -65,6 +65,13 @@ def test_the_blocks_of_a_page_fit(page, tmp_path):
     adding.carry_out(page, tmp_path)
 
 
+@pytest.mark.parametrize(("example", "most"), {"a norm": 2, "a mixer": 3, "a connection": 3}.items())
+def test_a_variant_is_its_code_a_line_of_a_table_and_a_case(example, most):
+    text = adding.read("adding.md").split(f"## Example: {example}\n")[1].split("\n## ")[0]
+    files = {file for file, _, _ in adding.BLOCK.findall(text)}
+    assert len(files) <= most and any(file.startswith("tests/variants/") for file in files)
+
+
 def test_a_block_that_does_not_fit_is_an_error():
     assert adding.changed("a\nb\n", " a\n+c\n", "f") == "a\nc\nb\n"
     assert adding.changed("a\nb\n", "-a\n", "f") == "b\n"
