@@ -3,7 +3,6 @@
 import re
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -56,23 +55,6 @@ def test_the_parts_sum_to_the_logits_with_derf_in_every_place(layout, parts, x64
     assert ("final_norm" in terms) == (final == "derf")
     total_BLD = sum(terms.values())
     assert relative_error(head.logits(total_BLD), forward(config, params, tokens_BL)[0]) < TOLERANCE["float64"]
-
-
-def test_a_frozen_norm_is_the_norm_at_its_value(x64):
-    from xfresearch.models.norms import NORMS, Norm, NormSpec
-
-    x, other = np.random.default_rng(0).standard_normal((2, 3, 8))
-    for kind in NORMS:
-        norm = Norm(NormSpec(kind, bias=True, epsilon=0.1), "D", (8,), "float64")
-        if norm.gain is not None:
-            norm.gain[...], norm.bias[...] = jnp.linspace(0.5, 2, 8), jnp.linspace(-1, 1, 8)
-        if norm.shift is not None:
-            norm.shift[...] = jnp.asarray(0.4)
-        constant = 0 if norm.constant() is None else norm.constant()
-        assert relative_error(norm.frozen(jnp.asarray(x), jnp.asarray(x)) + constant, norm(jnp.asarray(x))) < 1e-12, kind
-        both = norm.frozen(jnp.asarray(x + 2 * other), jnp.asarray(x))
-        parts = norm.frozen(jnp.asarray(x), jnp.asarray(x)) + 2 * norm.frozen(jnp.asarray(other), jnp.asarray(x))
-        assert relative_error(both, parts) < 1e-12, kind
 
 
 @pytest.mark.parametrize("changes", [{}, {"model__blocks__main__layout": "resi_dual"}])

@@ -101,6 +101,16 @@ def test_derf_is_its_equation_with_2_d_plus_2_parameters(x):
     np.testing.assert_allclose(norm(x), expected, rtol=1e-12, atol=1e-14)
 
 
+@pytest.mark.parametrize("kind", norms.NORMS)
+def test_a_frozen_norm_is_the_norm_at_its_value_and_linear(kind, x64):
+    norm = filled(kind, epsilon=0.1)
+    at, x = jnp.asarray(np.random.default_rng(0).standard_normal((2, 3, D)))
+    constant = 0 if norm.constant() is None else norm.constant()
+    np.testing.assert_allclose(norm.frozen(at, at) + constant, norm(at), rtol=1e-12, atol=1e-12)
+    parts = norm.frozen(at, at) + 2 * norm.frozen(x, at)
+    np.testing.assert_allclose(norm.frozen(at + 2 * x, at), parts, rtol=1e-12, atol=1e-12)
+
+
 def test_the_frozen_factor_of_derf_is_as_precise_near_zero(x64):
     """The factor is a difference quotient, whose digits cancel near 0. Reference: the series of erf's derivatives there."""
     norm = filled("derf")
@@ -112,9 +122,11 @@ def test_the_frozen_factor_of_derf_is_as_precise_near_zero(x64):
     np.testing.assert_allclose(norm.frozen(jnp.ones(at.shape), jnp.asarray(at)), expected, rtol=1e-9)
 
 
-def filled(kind: str) -> norms.Norm:
+def filled(kind: str, epsilon: float = 1e-5) -> norms.Norm:
     """A norm of D numbers in float64 whose parameters are not their initial values."""
-    norm = norms.Norm(norms.NormSpec(kind, bias=True), "D", (D,), "float64")
-    norm.gain[...], norm.bias[...] = jnp.linspace(0.5, 2, D), jnp.linspace(-1, 1, D)
-    norm.alpha[...], norm.shift[...] = jnp.asarray(0.7), jnp.asarray(0.3)
+    norm = norms.Norm(norms.NormSpec(kind, bias=True, epsilon=epsilon), "D", (D,), "float64")
+    values = {"gain": jnp.linspace(0.5, 2, D), "bias": jnp.linspace(-1, 1, D), "alpha": 0.7, "shift": 0.3}
+    for name, value in values.items():
+        if getattr(norm, name) is not None:
+            getattr(norm, name)[...] = jnp.asarray(value)
     return norm

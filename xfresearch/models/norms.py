@@ -17,27 +17,30 @@ from xfresearch.models.parameters import parameter, plus, rounded, times
 from xfresearch.models.recompute import recomputed
 
 
-def layer(x, epsilon: float):
-    return scale(project(x, epsilon), epsilon)
+def layer(x, epsilon: float, at=None):
+    return scale(project(x), epsilon, None if at is None else project(at))
 
 
-def project(x, epsilon: float):
+def project(x, epsilon: float = 0.0, at=None):
     return x - x.mean(-1, keepdims=True)
 
 
-def scale(x, epsilon: float):
-    return x * jax.lax.rsqrt(jnp.square(x).mean(-1, keepdims=True) + epsilon)
+def scale(x, epsilon: float, at=None):
+    at = x if at is None else at
+    return x * jax.lax.rsqrt(jnp.square(at).mean(-1, keepdims=True) + epsilon)
 
 
 class NormFunction(NamedTuple):
-    function: Callable  # of x, or of alpha x + shift
+    # Of x, epsilon and `at`: x with the factor of the norm at the value `at`, or at x. If it has alpha, of alpha x + shift,
+    # and `at` is not read.
+    function: Callable
     formula: str
     paper: str = ""
     reads: tuple[str, ...] = ()  # which of 'epsilon', 'alpha', 'shift' it has; with alpha it acts on each number alone
     title: str = ""  # its name in text for people; '' for 'KIND norm'
 
-    def __call__(self, x, epsilon: float):
-        return self.function(x, epsilon)
+    def __call__(self, x, epsilon: float, at=None):
+        return self.function(x, epsilon, at)
 
 
 EPSILON = ("epsilon",)
@@ -47,15 +50,15 @@ NORMS = {
     # Its output has length sqrt(D), as LayerNorm's. The published code has length 1/sqrt(D), which is D times less.
     "scale": NormFunction(scale, "rms, as the second half of LayerNorm, after project", "Brody et al. 2023", EPSILON),
     "project": NormFunction(project, "x - mean(x): the first half of LayerNorm, not rescaled", "Brody et al. 2023"),
-    "dyt": NormFunction(lambda x, _: jnp.tanh(x), "tanh(alpha x), alpha trained", "Zhu et al. 2025", ("alpha",), "DyT"),
+    "dyt": NormFunction(lambda x, *_: jnp.tanh(x), "tanh(alpha x), alpha trained", "Zhu et al. 2025", ("alpha",), "DyT"),
     "derf": NormFunction(
-        lambda x, _: jax.lax.erf(x),
+        lambda x, *_: jax.lax.erf(x),
         "erf(alpha x + shift), both trained, shift 0 at first",
         "Chen et al. 2025",
         ("alpha", "shift"),
         "Derf",
     ),
-    "none": NormFunction(lambda x, _: x, "x", title="no norm"),
+    "none": NormFunction(lambda x, *_: x, "x", title="no norm"),
 }
 HIDDEN = "hidden"  # the kind of a norm inside a sublayer that uses only the epsilon and the cast of the block's norm
 WITH_EPSILON, WITH_ALPHA = (tuple(name for name in NORMS if part in NORMS[name].reads) for part in ("epsilon", "alpha"))
@@ -126,7 +129,7 @@ class Norm(nnx.Module):
             y = y * self.alpha[...].astype(wide)
         if self.shift is not None:
             y = y + self.shift[...].astype(wide)
-        y = NORMS[self.spec.kind](y.reshape(*x.shape[: -self.axes], -1), self.spec.epsilon).reshape(x.shape)
+        y = self._function(y.reshape(*x.shape[: -self.axes], -1)).reshape(x.shape)
         if self.spec.cast == "before_gain":  # each step is rounded to x's dtype; gradients are summed in float32
             return self._affine(y.astype(x.dtype))
         return self._affine(y).astype(x.dtype)
@@ -135,37 +138,31 @@ class Norm(nnx.Module):
         """The norm as a linear map of x [..., D], with the factors that it has at the value `at` [..., D], and without its
         constant part: norm(at) = frozen(at, at) + constant(). So the terms of a sum can be followed through the norm."""
         at, x = (value.astype(wide_dtype(x)) for value in (at, x))
-        kind, epsilon = self.spec.kind, self.spec.epsilon
-        if kind == "dyt":
-            assert self.alpha is not None
-            slope = self.alpha[...] * at
-            x = x * self.alpha[...] * jnp.where(slope == 0, 1, jnp.tanh(slope) / jnp.where(slope == 0, 1, slope))
-        if kind == "derf":
-            x = x * self._secant(at)
-        if kind in ("layer", "project"):
-            at, x = project(at, epsilon), project(x, epsilon)
-        if kind in WITH_EPSILON:
-            x = x * jax.lax.rsqrt(jnp.square(at).mean(-1, keepdims=True) + epsilon)
-        return self._gained(x)
+        return self._gained(self._function(x, at) if self.alpha is None else x * self._secant(at))
+
+    def _function(self, x, at=None):
+        return NORMS[self.spec.kind](x, self.spec.epsilon, at)
 
     def constant(self):
-        """The term beside the linear map: the bias, and for derf gain * erf(shift). None if there is none."""
+        """The term beside the linear map: the bias, and gain * f(shift) with a shift. None if there is none."""
         bias = None if self.bias is None else self.bias[...]
         if self.shift is None:
             return bias
         shift = self.shift[...]
-        at_zero = self._gained(jax.lax.erf(shift.astype(wide_dtype(shift))))
+        at_zero = self._gained(self._function(shift.astype(wide_dtype(shift))))
         return at_zero if bias is None else at_zero + bias
 
     def _secant(self, at):
-        """derf's factor at the value `at`: (erf(alpha at + shift) - erf(shift)) / at. Near 0 the difference has no digits
-        left, so there it is the derivative in the middle, whose error in the norm, O(step^3), is below rounding."""
-        assert self.alpha is not None and self.shift is not None
-        alpha, shift = (value[...].astype(at.dtype) for value in (self.alpha, self.shift))
+        """The factor at the value `at` of a function f of each number: (f(alpha at + shift) - f(shift)) / at. Near 0 the
+        difference has no digits left, so there it is the derivative in the middle, whose error in the norm, O(step^3), is
+        below rounding."""
+        assert self.alpha is not None
+        alpha = self.alpha[...].astype(at.dtype)
+        shift = jnp.zeros_like(alpha) if self.shift is None else self.shift[...].astype(at.dtype)
         step = alpha * at
         near = jnp.abs(step) < jnp.finfo(at.dtype).eps ** (1 / 3)
-        derivative = 2 / math.sqrt(math.pi) * jnp.exp(-jnp.square(shift + step / 2))
-        quotient = (jax.lax.erf(step + shift) - jax.lax.erf(shift)) / jnp.where(near, 1, step)
+        _, derivative = jax.jvp(self._function, (shift + step / 2,), (jnp.ones_like(step),))
+        quotient = (self._function(step + shift) - self._function(shift)) / jnp.where(near, 1, step)
         return alpha * jnp.where(near, derivative, quotient)
 
     def _gained(self, x):
