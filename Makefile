@@ -61,6 +61,7 @@ parity: $(PARITY)/.ready
 
 wheel: $(VENV)/.ready-wheel
 	rm -rf dist
+	$(BIN)/python -c "from xfresearch.run_config import config, known_keys as k; k.write(config.Config(), k.OF_WHEEL)"
 	$(BIN)/python -m build
 	$(BIN)/twine check --strict dist/*
 	$(BIN)/python -m pytest -m "" tests/test_wheel.py

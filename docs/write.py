@@ -7,19 +7,13 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from docs import kernel_tables, studies
+from docs import kernel_tables, option_table, studies
 from docs import performance as measured
 from xfresearch.data.column_formats import FORMATS
 from xfresearch.models.layouts import LAYOUTS
-from xfresearch.run_config import known_keys
-from xfresearch.run_config.config import Config
-from xfresearch.run_config.describing import describe
 from xfresearch.runtime.command import run
 
 HERE = Path(__file__).parent
-KEYS = "# Every key\n\nHow keys are set, and what \"used only with\" says: [configuration](../../configuration.md).\n\n"
-SITE = re.compile(r"norms\.(\w+)\.")
-NUMBERED = re.compile(r"\.feed_forward_\d\.")
 TABLE = "# Every variant\n\nEach is a `--config`; [models](../../models.md#kinds-and-options) says how to use it.\n\n"
 PLANS = "## The plans\n\n"
 SHARED = """## Runs that studies share
@@ -71,26 +65,6 @@ GOALS = "## On a GPU, beside the goals\n\n"
 def _before(page: str, section: str) -> str:
     """The text of a page before its first generated section, which the title of the section finds."""
     return (HERE / page).read_text().partition(section.splitlines()[0] + "\n")[0]
-
-
-def keys() -> str:
-    """docs/data/tables/keys.md: the keys that the code has now."""
-    return KEYS + _folded(describe())
-
-
-def _folded(table: str) -> str:
-    """The table of keys, where groups with the same options have their rows once, as `norms.SITE` and `feed_forward`."""
-    sites, rows = [], {}
-    for line in table.splitlines():
-        if found := SITE.search(line):
-            sites.append(found[1])
-            line = SITE.sub("norms.SITE.", re.sub(r" \(layout=[^)]*\)", "", line))
-        rows[NUMBERED.sub(".feed_forward.", line)] = None
-    names = ", ".join(f"`{name}`" for name in dict.fromkeys(sites))
-    return (
-        f"SITE is a place for a norm that the layout has: {names}. The layers `feed_forward_1` and `feed_forward_2` of the\n"
-        "layout `macaron` have the options of `feed_forward`.\n\n" + "\n".join(rows) + "\n"
-    )
 
 
 def variants() -> str:
@@ -339,12 +313,11 @@ PAGES = {
     "plan.md": scale,
 }
 # Tables that pages link to, and that are too long to be read with them.
-PAGES |= {"data/tables/keys.md": keys, "data/tables/variants.md": variants}
+PAGES |= {"data/tables/keys.md": option_table.page, "data/tables/variants.md": variants}
 PAGES |= {"data/tables/memories.md": memories, "data/tables/plans.md": every_plan}
 PAGES |= {"data/tables/edits.md": edits, "data/tables/runs.md": of_studies}
 PAGES |= {"data/tables/measurements.md": measured.measurements, "data/tables/flags.md": kernel_tables.flags}
 PAGES |= {"data/tables/kernels.md": kernel_tables.defaults, "data/tables/converted.md": converted}
-PAGES |= {"../xfresearch/run_config/keys.json": lambda: json.dumps(known_keys.tree_of(Config()), indent=1) + "\n"}
 PAGES |= {f"questions/{page}.md": partial(question, page) for page in studies.ANSWERS}
 PAGES |= {"questions/answers.svg": studies.answers}
 PAGES |= {f"questions/{name}.svg": partial(studies.picture, name) for name in studies.pictures()}

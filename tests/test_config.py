@@ -2,20 +2,23 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from docs.option_table import describe
+from tests.changing import change
 from xfresearch.configs import variants
 from xfresearch.configs.variants import VARIANTS
 from xfresearch.models.catalogue import TABLES
+from xfresearch.models.kinds import MIXERS
 from xfresearch.options import shipped
 from xfresearch.options.comparing import RESULT, differences, fingerprint, flat
-from xfresearch.options.fields import change, leaves
+from xfresearch.options.fields import leaves
 from xfresearch.options.reading import from_dict, to_json
 from xfresearch.run_config.config import Config
 from xfresearch.run_config.config_files import default_config, parse, read_json
-from xfresearch.run_config.describing import describe
 from xfresearch.run_config.resolving import resolve
 from xfresearch.runtime.errors import UserError
 
@@ -215,12 +218,14 @@ def test_differences_lists_each_changed_key():
     assert "config.seed: 0 -> 3" in differences(a, b)
 
 
-def test_a_change_of_kind_that_keeps_a_value_which_the_new_kind_lacks_is_refused():
-    """Also from Python, where no file is read: the run could be saved, but not loaded."""
-    config = change(change(Config(), "model.blocks.main.attention.position", "t5"), "model.vocab_size", 257)
-    config = change(config, "model.blocks.main.attention.kind", "differential")
+def test_a_config_that_python_code_makes_has_no_value_that_a_file_could_not_have():
+    """The run could be saved, but not loaded."""
+    attention = replace(MIXERS["differential"].options(kind="differential"), position="t5")
+    config = change(change(Config(), "model.vocab_size", 257), "model.blocks.main.attention", attention)
     with pytest.raises(UserError, match=r"model.blocks.main.attention.position='t5' .* one of 'none', 'rope'"):
         resolve(config)
+    with pytest.raises(UserError, match="^config.steps=0 is not allowed: it must be at least 1$"):
+        resolve(replace(change(Config(), "model.vocab_size", 257), steps=0))
 
 
 def test_the_error_for_an_unknown_variant_suggests_the_nearest_name():

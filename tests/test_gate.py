@@ -226,7 +226,7 @@ ALLOWED = {
     "interop/tensor_files.py": (f"{OPENED}; a file that it makes itself", "open safe_open"),
     "planning/": ("files of the repository", "read_text"),
     "run_config/config_files.py": ("a config that the user named, a program", "read_text"),
-    "run_config/known_keys.py": ("the package's own file, and an entry of the cache that it writes", "glob mkdir read_text"),
+    "run_config/known_keys.py": ("the package's own file, and an entry of the cache that it writes", "mkdir read_text"),
     "runtime/arrays.py": ("bytes that the gate read", "ZipFile"),
     "runtime/compression.py": (OPENED, "open"),
     "runtime/confined_child.py": ("/proc", "open"),

@@ -15,6 +15,8 @@ import pytest
 from tests.cpu_time import cpu_seconds
 from xfresearch import __version__
 from xfresearch.__main__ import COMMANDS
+from xfresearch.run_config import known_keys
+from xfresearch.run_config.config import Config
 
 ROOT = Path(__file__).parent.parent
 FOLDER = f"xfresearch-{__version__}.dist-info"
@@ -37,6 +39,7 @@ def wheel(tmp_path_factory) -> Path:
         shutil.copy(ROOT / name, tree)
     for name in ("xfresearch", "configs", "requirements"):
         shutil.copytree(ROOT / name, tree / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+    known_keys.write(Config(), tree / known_keys.OF_WHEEL.relative_to(ROOT))  # as `make wheel`
     command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder), str(tree)]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -67,7 +70,7 @@ def test_it_has_every_file_of_the_package_and_the_configs(wheel):
     names = {name for name in zipfile.ZipFile(wheel).namelist() if not name.startswith(FOLDER)}
     files = {*(ROOT / "xfresearch").rglob("*"), *(ROOT / "xfresearch" / "configs").rglob("*")}
     wanted = {file.relative_to(ROOT).as_posix() for file in files if file.is_file() and "__pycache__" not in file.parts}
-    assert names == wanted
+    assert names == wanted | {"xfresearch/run_config/keys.json"}
     assert {"xfresearch/configs/studies/w_o.py", "xfresearch/data/fact_words.toml"} <= names
     assert any(name.endswith(".jinja") for name in names)
 

@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from tests import changing
 from tests.covers import plain_path
 from tests.daily import daily
 from tests.variants import CASES
@@ -82,7 +83,7 @@ COVERED = {path for path, values in VALUES.items() if values == "covered"}
 
 def change(config, path: str, value):
     """`config` with the option at a dotted path set to `value`."""
-    return config_fields.change(config, plain_path(path), value)
+    return changing.change(config, plain_path(path), value)
 
 
 def get(config, path: str):

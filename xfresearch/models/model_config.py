@@ -12,7 +12,8 @@ from xfresearch.models.layouts import LAYOUTS
 from xfresearch.models.norms import NormKind
 from xfresearch.models.sublayers import Sublayer
 from xfresearch.models.token_stack import TokenStackConfig
-from xfresearch.options.fields import change, check_read, named, option, unless
+from xfresearch.options.fields import named, option, unless, with_values
+from xfresearch.options.reading import check_read
 from xfresearch.runtime.errors import UserError, require
 
 
@@ -140,4 +141,4 @@ def with_dtype(model: ModelConfig, dtype: str) -> ModelConfig:
     if dtype == "float64":
         jax.config.update("jax_enable_x64", True)
         model = replace(model, param_dtype="float64")
-    return resolve_model(change(model, "dtype", dtype))
+    return resolve_model(with_values(model, {"dtype": dtype}))

@@ -19,8 +19,6 @@ from dataclasses import field
 from functools import cache
 from typing import Any, Literal, NamedTuple, TypeVar
 
-from xfresearch.runtime.errors import UserError, nearest, require
-
 if typing.TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
@@ -150,75 +148,61 @@ def changed(config: object, *but: str) -> list[str]:
     ]
 
 
-def check_read(config: object, key: str) -> None:
-    """Raises UserError if an option is set that nothing reads, or to a value that is not in its list of values."""
-    for leaf in leaves(config):
-        name = f"{key}.{leaf.path}" if key else leaf.path
-        if leaf.unread:
-            allowed = f"{leaf.default!r}, its default: it is read only with {leaf.unread}"
-            require(leaf.value == leaf.default, name, leaf.value, allowed)
-        values = _listed(leaf.owner.__class__).get(leaf.field.name)
-        if values is not None:  # a change of kind keeps the values of options that both kinds have
-            require(leaf.value in values, name, leaf.value, f"one of {', '.join(map(repr, values))}")
+def with_defaults(config: Any, deciding: Decides) -> Any:
+    """`config` with the defaults of all options that decide `deciding`."""
+    changes = {}
+    for spec in dataclasses.fields(config):
+        value = getattr(config, spec.name)
+        if spec.metadata.get("decides") == deciding:
+            changes[spec.name] = spec.default
+        elif dataclasses.is_dataclass(value):
+            changes[spec.name] = with_defaults(value, deciding)
+    return dataclasses.replace(config, **changes)
 
 
 @cache
-def _listed(options: type) -> dict[str, tuple[Any, ...]]:
-    """{name: allowed values} of the fields of a class that have a list of values."""
-    hints = typing.get_type_hints(options)
-    return {name: typing.get_args(hint) for name, hint in hints.items() if typing.get_origin(hint) is Literal}
+def types_of(options: Any) -> dict[str, Any]:
+    """{name: type} of the fields of a class."""
+    return typing.get_type_hints(options)
 
 
-def change(config: Any, path: str, value: Any, prefix: str = "") -> Any:
-    """`config` with the option at a dotted path set to `value`. If this option chooses a class of options (a kind, a
-    layout), options that both classes have keep their values. Raises UserError if the option does not exist, with the
-    path after `prefix`."""
-    name, _, rest = path.partition(".")
-    fields = config.__dataclass_fields__
-    if name not in fields:
-        exist = f"{nearest(name, fields)} (the options are {', '.join(fields)})"
-        raise UserError(f"{prefix}{path}={value!r}: there is no such option{exist}")
-    if not rest:
-        return dataclasses.replace(config, **{name: value})
-    old = getattr(config, name)
-    chosen = fields[name].metadata.get("choice")
-    if chosen and isinstance(old, dict):
-        item, _, last = rest.partition(".")
-        if last == chosen.by:
-            new = _choose(chosen, old[item], value)
+def values_of(kind: Any) -> tuple[Any, ...]:
+    """The values of a Literal; () for any other type."""
+    return typing.get_args(kind) if typing.get_origin(kind) is Literal else ()
+
+
+class Described(NamedTuple):
+    """An option that a config can have."""
+
+    path: str  # 'model.blocks.main.attention.window'
+    default: Any
+    doc: str
+    values: tuple[Any, ...]  # that are allowed; () for any of its type
+    kind: str  # 'kind=moe', the class of its group that has it; '' for the default class
+    needs: str  # the condition under which it is used, in words; '' without
+
+
+def every_option(
+    config: Any, prefix: str = "", chosen: Choice | None = None, kind: str = "", needs: str = ""
+) -> Iterator[Described]:
+    """Every option that a config can have, whatever its kinds and layouts are, and with the groups that may be named.
+    `chosen` and `kind` are of the group `config`, `needs` is the condition under which it is used."""
+    for spec in dataclasses.fields(config):
+        value, path, inner = getattr(config, spec.name), prefix + spec.name, spec.metadata.get("choice")
+        condition = spec.metadata.get("needs")
+        words = condition.words if condition else needs
+        if "named" in spec.metadata:
+            for name, cls in spec.metadata["named"].items():
+                yield from every_option(cls(), f"{path}.{name}.", needs=words)
+        elif inner:
+            for group in [f"{path}.{name}." for name in value] if isinstance(value, dict) else [f"{path}."]:
+                yield from every_option(inner.make(inner.default), group, inner)
+                for name in inner.classes:
+                    yield from every_option(inner.make(name), group, inner, f"{inner.by}={name}")
+        elif dataclasses.is_dataclass(value):
+            yield from every_option(value, f"{path}.", None, kind, words)
         else:
-            new = change(old[item], last, value, f"{prefix}{name}.{item}.") if last else value
-        return dataclasses.replace(config, **{name: {**old, item: new}})
-    if isinstance(old, dict):
-        item, _, last = rest.partition(".")
-        new = change(old[item], last, value, f"{prefix}{name}.{item}.") if last else value
-        return dataclasses.replace(config, **{name: {**old, item: new}})
-    if chosen and rest == chosen.by:
-        return dataclasses.replace(config, **{name: _choose(chosen, old, value)})
-    return dataclasses.replace(config, **{name: change(old, rest, value, f"{prefix}{name}.")})
-
-
-def with_defaults(config: Any, deciding: Decides) -> Any:
-    """`config` with the defaults of all options that decide `deciding`."""
-    for leaf in leaves(config):
-        if leaf.decides == deciding and leaf.value != leaf.default:
-            config = change(config, leaf.path, leaf.default)
-    return config
-
-
-def _choose(chosen: Choice, old: Any, name: str) -> Any:
-    """Options of the class `name`, with those non-default values of `old` for which it has an option."""
-    return _carried(old, chosen.make(getattr(old, chosen.by)), chosen.make(name), leave=chosen.by)
-
-
-def _carried(old: Any, defaults: Any, new: Any, leave: str = "") -> Any:
-    """`new` with those values of `old` that differ from `defaults` and for which `new` has an option."""
-    changes = {}
-    shared = {spec.name for spec in dataclasses.fields(new)} & {spec.name for spec in dataclasses.fields(old)}
-    for name in shared - {leave}:
-        value, default, new_value = (getattr(options, name) for options in (old, defaults, new))
-        if dataclasses.is_dataclass(value) and type(value) is not type(new_value) and type(value) is type(default):
-            changes[name] = _carried(value, default, new_value)
-        elif value != default:
-            changes[name] = value
-    return dataclasses.replace(new, **changes)
+            choosing = chosen is not None and spec.name == chosen.by
+            values = tuple(chosen.classes) if chosen and choosing else values_of(types_of(config.__class__)[spec.name])
+            if not (choosing and kind):
+                yield Described(path, value, spec.metadata["doc"], values, kind, words)

@@ -1,23 +1,22 @@
 """ConfigDicts in which one key decides which other keys exist. Config files and overrides change these."""
 
+import ast
 import dataclasses
-import json
 import typing
+from collections.abc import Callable
+from typing import Any
 
 from ml_collections import ConfigDict, FieldReference
 from ml_collections.config_dict import placeholder
 
-from xfresearch.options.fields import Choice
-from xfresearch.options.reading import check_choice
+from xfresearch.options.fields import Choice, types_of
+from xfresearch.options.overrides import find
+from xfresearch.options.reading import TYPES, check_choice
 from xfresearch.runtime.errors import UserError
 
 
 class Options(ConfigDict):
-    """A ConfigDict whose text is JSON. Flags make the text of a config twice for each command line that is read, and YAML
-    would take most of the time of reading it."""
-
-    def __str__(self) -> str:
-        return json.dumps(self.to_dict(), indent=2, default=str)
+    """A ConfigDict whose error for a value of another type is one line."""
 
     def __setitem__(self, key, value):
         """As in a command, a number for a text is its text: `source_field = 1` names a column. Raises UserError for a value
@@ -104,8 +103,8 @@ def _replace_keys(group: ConfigDict, old: ConfigDict, new: ConfigDict, followed:
 
 def _unset(owner, spec: dataclasses.Field):
     """A placeholder for an option whose default is None: it can be set to a value of its type later."""
-    hint = typing.get_type_hints(type(owner))[spec.name]
-    return placeholder(next(kind for kind in typing.get_args(hint) if kind is not type(None)))
+    kinds = typing.get_args(types_of(owner.__class__)[spec.name])
+    return placeholder(next(kind for kind in kinds if kind is not type(None)))
 
 
 def follow(group: ConfigDict, key: str = ""):
@@ -118,3 +117,57 @@ def follow(group: ConfigDict, key: str = ""):
 def following(group: ConfigDict, name: str):
     """A reference to one key of `group`."""
     return follow(group[name]) if isinstance(group[name], ConfigDict) else FieldReference(group.get_ref(name))
+
+
+def override(config: ConfigDict, overrides: list[tuple[str, str]]) -> None:
+    """Sets dotted keys of a config to the values in texts. Of two values of one key, the second one counts. Kinds and
+    layouts decide which keys exist, so they are set first, in their order. Raises UserError for a key that does not exist
+    and for a value of another type."""
+    texts = dict(overrides)
+    for name in list(texts):
+        group, key = _owner(config, name)
+        if isinstance(group, Group) and key == group.by:
+            group[key] = texts.pop(name)
+    for name, text in texts.items():
+        current = find(config, name, text)
+        group, key = _owner(config, name)
+        if isinstance(current, ConfigDict):
+            allowed = f"a value and not a group of keys ({', '.join(current)})"
+            raise UserError(f"config.{name}={text} has the wrong type: it must be {allowed}")
+        group[key] = _value(group.get_type(key), text, name)
+
+
+def _owner(config: ConfigDict, name: str) -> tuple[Any, str]:
+    """The group with the dotted key, and its last part; None if there is no group."""
+    *parts, last = name.split(".")
+    group: Any = config
+    for part in parts:
+        group = group.get(part) if isinstance(group, ConfigDict) else None
+    return group, last
+
+
+def _value(kind: type, text: str, name: str) -> Any:
+    """The value of this type that an override has in its text."""
+    if kind is str:
+        return text
+    if text == "None":  # whether the option may be unset shows when the config is read
+        return None
+    try:
+        return READ[kind](text)
+    except (LookupError, ValueError):
+        raise UserError(f"config.{name}={text} has the wrong type: it must be {TYPES[kind]}") from None
+
+
+def _tuple(text: str) -> tuple:
+    """('a', 'b') as Python writes it, or the only value of a tuple, which needs no quotes."""
+    try:
+        value = ast.literal_eval(text)
+    except (SyntaxError, ValueError):
+        if text.strip()[:1] in ("(", "[", "'", '"'):
+            raise ValueError(text) from None
+        value = text
+    return tuple(value) if isinstance(value, tuple | list) else (value,)
+
+
+BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
+READ: dict[type, Callable[[str], Any]] = {bool: lambda text: BOOLEANS[text.lower()], int: int, float: float, tuple: _tuple}

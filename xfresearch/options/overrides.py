@@ -59,6 +59,8 @@ def find(config: Any, name: str, value: str, all_kinds: bool = False):
     parts = name.split(".")
     for index, part in enumerate(parts):
         group = current if hasattr(current, "keys") else {}
+        if all_kinds and path.endswith(".blocks") and parts[index + 1 :]:  # a config names its blocks as it likes
+            part = "main"
         if part not in group:
             holds = "has no keys" if hasattr(current, "keys") else "holds a single value"
             words = "has, in one kind or another," if all_kinds and {*group} & {*CHOOSING} else "has"

@@ -11,12 +11,13 @@ import typing
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar, cast
 
-from xfresearch.options.fields import CHOOSING, Choice
+from xfresearch.options.fields import CHOOSING, Choice, leaves, types_of, values_of
 from xfresearch.options.other_names import OTHER_NAMES
-from xfresearch.runtime.errors import UserError, did_you_mean, nearest
+from xfresearch.runtime.errors import UserError, did_you_mean, nearest, require
 from xfresearch.runtime.schema import is_number
 
 T = TypeVar("T")
+TYPES = {int: "an integer", float: "a number", bool: "True or False", str: "a string", tuple: "a tuple, such as ('a', 'b')"}
 
 
 def from_dict(cls: Callable[..., T], data: Any, key: str = "config") -> T:
@@ -31,15 +32,27 @@ def from_dict(cls: Callable[..., T], data: Any, key: str = "config") -> T:
                 f"{key}.{name}={_short(value)}: there is no such key{nearest_key(name, (key, known))} "
                 f"({_group_name(data, key)} has {', '.join(fields)})"
             )
-    hints = typing.get_type_hints(cls)
+    types = types_of(cast(Any, cls))
     values = {}
     for name, value in data.items():
-        spec = fields[name]
-        path = f"{key}.{name}"
-        chosen = spec.metadata.get("choice")
-        values[name] = _choose(chosen, hints[name], value, path) if chosen else _convert(hints[name], value, path)
-        _check_range(spec, values[name], path)
+        path, chosen = f"{key}.{name}", fields[name].metadata.get("choice")
+        values[name] = _choose(chosen, types[name], value, path) if chosen else _convert(types[name], value, path)
+        _check_range(fields[name], values[name], path)
     return cls(**values)
+
+
+def check_read(config: object, key: str) -> None:
+    """Raises UserError if an option is set that nothing reads, or to a value that is not allowed: the configs that Python
+    code makes have not been read by `from_dict`."""
+    for leaf in leaves(config):
+        name = f"{key}.{leaf.path}" if key else leaf.path
+        if leaf.unread:
+            allowed = f"{leaf.default!r}, its default: it is read only with {leaf.unread}"
+            require(leaf.value == leaf.default, name, leaf.value, allowed)
+        kind = types_of(leaf.owner.__class__)[leaf.field.name]
+        if values_of(kind):
+            _convert(kind, leaf.value, f"config.{name}")
+        _check_range(leaf.field, leaf.value, f"config.{name}")
 
 
 def nearest_key(name: str, *groups: tuple[str, Any]) -> str:
@@ -153,12 +166,11 @@ def _short(value: Any) -> str:
 
 
 def _type_name(kind: Any) -> str:
-    names = {int: "an integer", float: "a number", bool: "True or False", str: "a string"}
     if typing.get_origin(kind) is dict:
         return f"a group of names, each {_type_name(typing.get_args(kind)[1])}"
     if typing.get_origin(kind) is tuple:
         return f"a tuple, each item {_type_name(typing.get_args(kind)[0])}"
-    return names.get(kind, "a group of keys")
+    return TYPES.get(kind, "a group of keys")
 
 
 def to_json(config: Any) -> str:

@@ -5,9 +5,8 @@ from typing import Any
 
 from xfresearch.data.labels import TEXT_OPTIONS, open_data_set, trains_on_labels
 from xfresearch.models.model_config import LIMITS, ModelConfig, longest_sequence, resolve_model
-from xfresearch.options.fields import check_read
 from xfresearch.options.objectives import KEY, OBJECTIVES
-from xfresearch.options.reading import from_dict
+from xfresearch.options.reading import check_read, from_dict
 from xfresearch.options.run_options import DataConfig
 from xfresearch.run_config.config import Config
 from xfresearch.runtime.errors import require
