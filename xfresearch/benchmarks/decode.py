@@ -131,16 +131,15 @@ def start(a, name: str, lm, prompts_BP, folder: Path) -> peers.Peer:
     exported = folder / "model"
     if name in TRANSFORMERS and a.sample:
         raise UserError(f"--against={name} is not allowed with --sample: it draws other tokens")
-    more = []
     if name in TRANSFORMERS:
-        script, environment, more = "transformers_peer.py", {}, [name]
-        python = peers.torch_python(a.torch_python, name, MODULES)
+        python, more, environment = peers.torch_python(a.torch_python, name, MODULES), [name], {}
     else:
-        script, environment = "decode_checkout_peer.py", {"PYTHONPATH": str(peers.checkout_root(name, TRANSFORMERS))}
-        python = sys.executable
+        python, more = sys.executable, []
+        environment = {"PYTHONPATH": str(peers.checkout_root(name, TRANSFORMERS))}
     if not exported.exists():
         lm.export_hf(exported, dtype="float32")
-    return peers.Peer(name, [python, "-P", str(peers.HERE / script), str(exported), str(request), *more], environment)
+    command = [python, "-P", str(peers.HERE / "decode_peer.py"), str(exported), str(request), *more]
+    return peers.Peer(name, command, environment)
 
 
 def require_equal(name: str, ours_BL, theirs_BL) -> None:

@@ -7,6 +7,7 @@ Decoding is greedy. Exact match is the share of texts that equal their target. B
 import importlib.util
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -18,7 +19,6 @@ from xfresearch.models.model_config import longest_sequence
 from xfresearch.run_config.config import Config
 from xfresearch.runtime.errors import UserError, nearest
 
-METRICS = ("exact_match", "bleu", "chrf")
 BATCH = 64  # by default
 
 
@@ -35,8 +35,8 @@ def metrics_of(text: str) -> list[str]:
     installed."""
     names = list(dict.fromkeys(name.strip() for name in text.split(",")))
     for name in names:
-        if name not in METRICS:
-            allowed = f"names separated by commas of {', '.join(METRICS)}{nearest(name, METRICS)}"
+        if name not in SCORES:
+            allowed = f"names separated by commas of {', '.join(SCORES)}{nearest(name, SCORES)}"
             raise UserError(f"--decode={text} is not allowed: it must be {allowed}")
     if set(names) - {"exact_match"} and importlib.util.find_spec("sacrebleu") is None:
         install = "pip install 'xfresearch[eval]', or in a checkout -r requirements/eval.txt"
@@ -103,22 +103,12 @@ def _exact_match(outputs: list[str], targets: list[str]) -> dict[str, Any]:
     return {"exact_match": share, "exact_match_standard_error": math.sqrt(share * (1 - share) / len(targets))}
 
 
-def _bleu(outputs: list[str], targets: list[str]) -> dict[str, Any]:
-    from sacrebleu.metrics.bleu import BLEU
+def _of_sacrebleu(name: str, outputs: list[str], targets: list[str]) -> dict[str, Any]:
+    from sacrebleu import metrics
 
-    metric = BLEU()
-    return {"bleu": metric.corpus_score(outputs, [targets]).score, "bleu_signature": str(metric.get_signature())}
-
-
-def _chrf(outputs: list[str], targets: list[str]) -> dict[str, Any]:
-    from sacrebleu.metrics.chrf import CHRF
-
-    metric = CHRF()
-    return {"chrf": metric.corpus_score(outputs, [targets]).score, "chrf_signature": str(metric.get_signature())}
+    metric = getattr(metrics, name.upper())()
+    return {name: metric.corpus_score(outputs, [targets]).score, f"{name}_signature": str(metric.get_signature())}
 
 
-SCORES: dict[str, Callable[[list[str], list[str]], dict[str, Any]]] = {
-    "exact_match": _exact_match,
-    "bleu": _bleu,
-    "chrf": _chrf,
-}
+SCORES: dict[str, Callable[[list[str], list[str]], dict[str, Any]]] = {"exact_match": _exact_match}
+SCORES |= {name: partial(_of_sacrebleu, name) for name in ("bleu", "chrf")}

@@ -13,6 +13,7 @@ import re
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import BinaryIO
 
 from xfresearch.runtime.errors import UserError
@@ -66,7 +67,8 @@ def _stream(file: BinaryIO, compression: str) -> io.BufferedIOBase:
     if compression == "zstandard":
         import pyarrow
 
-        return io.BufferedReader(Chunks(_zstandard(pyarrow.CompressedInputStream(pyarrow.PythonFile(file), "zstd"))))
+        stream = pyarrow.CompressedInputStream(pyarrow.PythonFile(file), "zstd")
+        return io.BufferedReader(Chunks(iter(partial(stream.read, _CHUNK), b"")))
     if compression == "xz":
         return io.BufferedReader(Chunks(_xz(file)))
     return gzip.open(file) if compression == "gzip" else bz2.open(file)
@@ -101,11 +103,6 @@ def _bounded(stream: io.BufferedIOBase, path, size: int) -> Iterator[bytes]:
         if most < 0:
             much = f"more than {RATIO} times its size ({size:,} bytes)"
             raise UserError(f"{path}: it decompresses to {much}: decompress it first")
-        yield chunk
-
-
-def _zstandard(stream) -> Iterator[bytes]:
-    while chunk := stream.read(_CHUNK):
         yield chunk
 
 

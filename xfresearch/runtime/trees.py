@@ -17,14 +17,9 @@ def by_path(tree) -> dict:
 
 def nested(flat: dict) -> dict:
     """The nested dict of {path as text: leaf}."""
-    tree: dict = {}
-    for path, leaf in flat.items():
-        *parents, name = path.split("/")
-        node = tree
-        for parent in parents:
-            node = node.setdefault(parent, {})
-        node[name] = leaf
-    return tree
+    from flax.traverse_util import unflatten_dict  # it takes a second
+
+    return unflatten_dict(flat, sep="/")
 
 
 def split(tree: dict, chosen: Callable[[str], bool], prefix: str = "") -> tuple[dict, dict]:
