@@ -28,7 +28,7 @@ NEWEST_PYTHON ?= $(shell .ci/newest-python)
 NEWEST_TESTS := tests/kernels tests/contracts/test_reference.py tests/contracts/test_behaviour.py \
 	tests/training/test_stopping.py tests/training/test_sharding.py tests/models/test_dispatch.py \
 	tests/planning/test_collectives.py tests/planning/test_plan.py tests/planning/test_work.py \
-	tests/runtime/test_hardware.py tests/studies/test_study.py tests/studies/test_ledger.py tests/test_errors.py
+	tests/runtime/test_hardware.py tests/studies/test_study.py tests/studies/test_preregistration.py tests/test_errors.py
 
 .PHONY: train test types newest long gpu mutations parity eval trackers wheel lock libtpu plans studies docs notebooks site clean
 

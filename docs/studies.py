@@ -17,10 +17,10 @@ from xfresearch.pages.colours import as_file
 from xfresearch.pages.intervals import Interval, intervals
 from xfresearch.runtime.command import Parser, run
 from xfresearch.runtime.errors import UserError, nearest
-from xfresearch.studies import ledger, report
-from xfresearch.studies.conducting import RESULTS
+from xfresearch.studies import preregistration, report
+from xfresearch.studies.measurement import RUNS_FILE
 from xfresearch.studies.report_tables import UNITS, all_sizes, in_markdown
-from xfresearch.studies.running import RUNS_FILE
+from xfresearch.study import RESULTS
 
 DATA = Path("docs/data/studies")
 BEFORE = Path("docs/data/machines.json")  # runs trained again elsewhere: {processor: {study: {fingerprint: bits per byte}}}
@@ -158,7 +158,7 @@ def _results(name: str) -> dict:
 
 def _basis(name: str) -> str:
     """What a study without a ledger rests on. '' for the others."""
-    if (DATA / name / ledger.LEDGER).exists():
+    if (DATA / name / preregistration.LEDGER).exists():
         return ""
     at = ", ".join(f"`{size}`" for size in _results(name)["study"]["tune_at"])
     where = f"at {at} alone" if at else "at each size"
@@ -317,7 +317,7 @@ def _others(name: str) -> list[str]:
     Another one would be a new version of the ledger, although nothing is missing."""
     folders = [file.parent for file in sorted(DATA.glob(f"*/{RUNS_FILE}"))]
     if (DATA / name / RESULTS).exists():
-        own = [version for version in ledger.read(DATA / name) if not version.get("of")]
+        own = [version for version in preregistration.read(DATA / name) if not version.get("of")]
         named = {folder for version in own for folder in version["seen"]["directories"]}
         folders = [folder for folder in folders if folder.name in named]
     return [str(folder) for folder in folders]

@@ -13,6 +13,7 @@ from xfresearch.options import shipped
 from xfresearch.runtime import command, jobs
 from xfresearch.runtime.errors import UserError
 
+RESULTS = "results.json"  # in the directory of a study
 EPILOG = """\
 examples:
   python -m xfresearch.study --config studies/w_o:tiny --workdir studies/try
@@ -38,48 +39,49 @@ def main(arguments: list[str]) -> None:
         raise UserError("--config FILE or --runs RUN RUN ... is required (see --help)")
     shipped.require(options.config)
     from xfresearch.runtime.files import check_output, write_json
-    from xfresearch.studies import cells, conducting, design, grouping, ledger, report, running, tracking
+    from xfresearch.studies import allocation, design, preregistration, report, tracking, trials
 
     study = design.read(["--config", options.config, *overrides])
-    study = design.with_sizes(study, [*conducting.added_sizes(options.workdir), *options.add_rung])
+    study = design.with_sizes(study, [*preregistration.added_sizes(options.workdir), *options.add_rung])
     if options.job == jobs.COUNT:
-        return print(len(cells.jobs(study)))
-    check_output("--workdir", f"{options.workdir}/{conducting.DESIGN}")
-    conducting.require_same_design(study, options.workdir)
-    store = running.open_store(options.workdir, options.reuse)
+        return print(len(allocation.jobs(study)))
+    check_output("--workdir", f"{options.workdir}/{preregistration.DESIGN}")
+    preregistration.require_same_design(study, options.workdir)
+    store = trials.open_store(options.workdir, options.reuse)
     record = tracking.Record(study, store.folder, options.tracker) if options.tracker else None
-    job = None if options.job is None else jobs.chosen(cells.jobs(study), options.job)
-    together = grouping.Choice(options.together or "auto", options.job)
+    job = None if options.job is None else jobs.chosen(allocation.jobs(study), options.job)
+    together = trials.OneProgram(options.together or "auto", options.job)
     planned = _plan(study, store, options, together)
     if options.plan or options.time:
         return
-    ended = conducting.results(planned.ladder, store, planned.matched)
-    ledger.begin(study, store.folder, ended.values(), options.reuse)
-    write_json(store.folder / conducting.DESIGN, design.described(study))
-    trials = conducting.conduct(planned.ladder, store, planned.matched, job, record, together)
-    if left := len(conducting.left(planned.ladder, trials)):
-        print(f"no report yet: {left} of {left + len(trials)} runs have not ended")
+    ended = trials.results(planned.ladder, store, planned.matched)
+    preregistration.begin(study, store.folder, ended.values(), options.reuse)
+    write_json(store.folder / preregistration.DESIGN, design.described(study))
+    ended = trials.conduct(planned.ladder, store, planned.matched, job, record, together)
+    if left := len(trials.left(planned.ladder, ended)):
+        print(f"no report yet: {left} of {left + len(ended)} runs have not ended")
         return
-    results = conducting.write_report(planned.ladder, store, planned.matched, trials)
+    outcome = _conclude(planned, store.folder, ended)
     if record:
-        record.verdicts(results)
-    print("\n".join(["", *report.verdicts(results), "", f"report     {options.workdir}/report.html"]))
+        record.verdicts(outcome)
+    print("\n".join(["", *report.verdicts(outcome), "", f"report     {options.workdir}/report.html"]))
 
 
 def _plan(study, store, options, together):
     """Prints the plan, checks what can be checked before a run, and returns it."""
-    from xfresearch.studies import conducting, running, study_plan
+    from xfresearch.runtime.files import exists
+    from xfresearch.studies import matching, preregistration, study_plan, trials
 
     planned = study_plan.make(study, _seconds_to_match(study, options) if study.match == "seconds" else {})
     configs = {cell: each.config for cell, each in planned.matched.items()}
-    ended = conducting.results(planned.ladder, store, planned.matched)
-    left = conducting.left(planned.ladder, ended)
+    ended = trials.results(planned.ladder, store, planned.matched)
+    left = trials.left(planned.ladder, ended)
     print("\n".join([*study_plan.lines(study, planned, ended), f"together   {together}"]), flush=True)
     if options.plan or left:
-        running.check_figures(study, configs)
-    seconds = conducting.read_seconds(study, options.workdir, configs)
-    if options.time or (options.job is None and not options.plan and conducting.starts(planned.ladder, store, ended)):
-        seconds = _timed(study, options.workdir, configs)
+        study_plan.check_figures(study, configs)
+    begins = left and options.job is None and not options.plan and not exists(store.folder / preregistration.DESIGN)
+    timed = matching.time_updates if options.time or begins else matching.read_seconds
+    seconds = timed(study, options.workdir, configs)
     if untimed := configs.keys() - seconds.keys():
         arms = ", ".join(arm for arm in study.arms if any(cell.arm == arm for cell in untimed))
         print(f"note       there are no seconds of {arms}: updates were not timed; --time times them", flush=True)
@@ -88,28 +90,33 @@ def _plan(study, store, options, together):
     return planned
 
 
-def _timed(study, workdir: str, configs: dict) -> dict:
-    """The seconds of an update of each cell, which are timed if the directory has none, and kept there."""
-    from xfresearch.studies import conducting, study_plan
-
-    seconds = study_plan.timings(study, configs, conducting.read_seconds(study, workdir, configs))
-    conducting.keep_seconds(study, seconds, configs, workdir)
-    return seconds
-
-
 def _seconds_to_match(study, options) -> dict:
     """The seconds of an update of each cell, which a job does not measure: all jobs need the same ones."""
-    from xfresearch.studies import conducting
-    from xfresearch.studies.cells import cells
+    from xfresearch.studies import matching
+    from xfresearch.studies.allocation import cells
     from xfresearch.studies.design import config_of
 
     configs = {cell: config_of(study, *cell) for cell in cells(study)}
-    if options.job is not None and conducting.read_seconds(study, options.workdir, configs).keys() < configs.keys():
+    if options.job is not None and matching.read_seconds(study, options.workdir, configs).keys() < configs.keys():
         raise UserError(
             f"--job={options.job} is not allowed with config.match='seconds' before updates were timed: run the command "
             f"once with --time, which keeps the times in {options.workdir}"
         )
-    return _timed(study, options.workdir, configs)
+    return matching.time_updates(study, options.workdir, configs)
+
+
+def _conclude(planned, folder, ended) -> dict:
+    """Writes results.json and the report that is made of it, when all runs have ended. Returns the results."""
+    from xfresearch.runtime.files import inside, read_object, write_json
+    from xfresearch.studies import estimates, preregistration, report, report_tables
+
+    outcome = estimates.outcome_of_directory(planned.ladder, planned.matched, ended, folder)
+    outcome["versions"] = preregistration.conclude(folder, report.verdicts(outcome))
+    write_json(folder / RESULTS, outcome)
+    outcome = read_object(inside(folder, RESULTS))  # the report is made of what is stored
+    report_tables.write_runs(folder, outcome, ended)
+    report.write(folder, outcome)
+    return outcome
 
 
 def _report_again(options, flags: list[str]) -> None:
@@ -126,14 +133,14 @@ def write_report(workdir: str) -> None:
     from etils import epath
 
     from xfresearch.runtime.files import inside, read_object
-    from xfresearch.studies import conducting
+    from xfresearch.studies import report
 
-    results = read_object(inside(workdir, conducting.RESULTS))
+    results = read_object(inside(workdir, RESULTS))
     try:
-        conducting.write_figures(epath.Path(workdir), results)
+        report.write(epath.Path(workdir), results)
     except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError, StopIteration, RecursionError) as error:
         raise UserError(
-            f"{workdir}/{conducting.RESULTS} is damaged or of another version ({type(error).__name__}: {error}): run the "
+            f"{workdir}/{RESULTS} is damaged or of another version ({type(error).__name__}: {error}): run the "
             "study again; it trains nothing that has ended"
         ) from error
 
@@ -145,7 +152,7 @@ def _compare(options, flags: list[str]) -> None:
 
     from xfresearch.compare import main as compare_main
     from xfresearch.runtime.files import check_output, exists
-    from xfresearch.studies.conducting import DESIGN
+    from xfresearch.studies.preregistration import DESIGN
 
     for file, owner in ((DESIGN, "a study"), ("config.json", "a run")):
         if exists(epath.Path(options.workdir) / file):

@@ -20,7 +20,7 @@ from xfresearch.data.tokenizers.sentence_piece import SentencePieceTokenizer
 from xfresearch.evaluation.losses import summary
 from xfresearch.loading.language_model import LanguageModel
 from xfresearch.runtime.errors import UserError
-from xfresearch.studies.frequencies import check_coverage, of_frequencies
+from xfresearch.studies.measurement import check_coverage, of_frequencies
 from xfresearch.train import main as train_main
 from xfresearch.training import outline, session
 from xfresearch.training.metrics import Clock

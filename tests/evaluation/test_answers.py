@@ -13,7 +13,7 @@ from xfresearch.data.tasks.task import ENDLESS
 from xfresearch.evaluation import answers, losses, whole_rows
 from xfresearch.run_config.config_files import parse
 from xfresearch.runtime.errors import UserError
-from xfresearch.studies.running import blocks
+from xfresearch.studies.measurement import blocks
 from xfresearch.training import budget, outline
 
 CORPUS = "depo:nodes=3,hops=3,queries=3,symbols=3,shortest_word=1,longest_word=2"

@@ -16,7 +16,7 @@ from xfresearch.run_config.config_files import parse, read_json
 from xfresearch.runtime.errors import UserError
 from xfresearch.runtime.files import inside
 from xfresearch.runtime.schema import ANY, Maybe, Of, check, is_number
-from xfresearch.studies.running import read_runs
+from xfresearch.studies.measurement import read_runs
 from xfresearch.training.metrics import MetricsLog, read_metrics
 from xfresearch.training.workdir import lineage, starts
 

@@ -8,7 +8,7 @@ from tests.studies.tiny import run, time_nothing
 from xfresearch.runtime import hardware
 from xfresearch.runtime.errors import UserError
 from xfresearch.runtime.files import read_object, write_json
-from xfresearch.studies import conducting, study_plan
+from xfresearch.studies import matching, trials
 from xfresearch.training.program import Program
 
 
@@ -44,7 +44,7 @@ def test_the_beginning_of_a_run_with_other_versions_is_refused(config, tmp_path,
 
 def test_a_design_may_change_before_the_runs(config, tmp_path, monkeypatch):
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(conducting, "run_trial", interrupt)
+        patch.setattr(trials, "run_trial", interrupt)
         run(config, tmp_path, "--config.margin=0.5")
     run(config, tmp_path, "--job=0")
     assert read_object(tmp_path / "study.json")["margin"] == 0.02
@@ -52,8 +52,8 @@ def test_a_design_may_change_before_the_runs(config, tmp_path, monkeypatch):
 
 def test_an_arm_that_has_changed_is_timed_again(config, tmp_path, monkeypatch):
     times = iter([1.0, 0.5, 2.0])
-    monkeypatch.setattr(study_plan, "seconds_per_update", lambda config: next(times))
-    monkeypatch.setattr(study_plan, "relative_seconds", lambda config, baseline: next(times))
+    monkeypatch.setattr(matching, "seconds_per_update", lambda config: next(times))
+    monkeypatch.setattr(matching, "relative_seconds", lambda config, baseline: next(times))
     run(config, tmp_path, "--time")
     run(config, tmp_path, "--time", "--config.rates=(1e-3,1e-2)")  # takes no more time: nothing is timed
     other = "--config.arms.parallel=('model.blocks.main.layout=no_norm_between',)"

@@ -16,8 +16,8 @@ from xfresearch.data.pipeline import Batches
 from xfresearch.models import transformer
 from xfresearch.options.comparing import fingerprint
 from xfresearch.runtime.errors import UserError
-from xfresearch.studies import cells, design, matching, study_plan
-from xfresearch.studies.cells import TUNING_SEED, Cell, Trial
+from xfresearch.studies import allocation, design, matching, study_plan
+from xfresearch.studies.allocation import TUNING_SEED, Cell, Trial
 from xfresearch.studies.design import Study
 
 FILE = "configs/studies/w_o.py:tiny"
@@ -322,7 +322,7 @@ def cases() -> list:
 @pytest.mark.parametrize("name", cases())
 def test_every_named_study_has_arms_of_equal_cost(name):
     study = design.read(["--config", name])
-    for cell in cells.cells(study):
+    for cell in allocation.cells(study):
         mismatch = matching.matched(study, cell, {}).mismatch
         if study.solve_in.get(cell.arm) == "":  # on purpose
             assert mismatch < 0 if cell.arm.endswith(("smaller", "published")) else 0 < mismatch < 0.35, cell

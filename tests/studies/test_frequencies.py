@@ -7,7 +7,7 @@ import pytest
 from xfresearch.data.tokenizers import vocab_size
 from xfresearch.run_config.config_files import parse
 from xfresearch.run_config.resolving import with_vocabulary
-from xfresearch.studies.frequencies import of_frequencies
+from xfresearch.studies.measurement import of_frequencies
 
 
 def test_frequencies_are_those_of_tokens_and_of_labels(tmp_path):

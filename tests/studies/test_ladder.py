@@ -14,8 +14,8 @@ from tests.studies import test_merging
 from tests.studies.tiny import FILE, MADE, entries, run, time_nothing
 from xfresearch.runtime.errors import UserError
 from xfresearch.runtime.files import read_object, write_json
-from xfresearch.studies import conducting, design, ledger, running, study_plan
-from xfresearch.studies.running import open_store
+from xfresearch.studies import design, measurement, preregistration, study_plan, trials
+from xfresearch.studies.trials import open_store
 from xfresearch.training.claims import Busy
 
 LADDER = """    study.arms["vanishing"] = ("model.blocks.main.layout=no_norm_between",)
@@ -54,7 +54,7 @@ def finished(config, tmp_path_factory):
     folder = tmp_path_factory.mktemp("ladder")
     with pytest.MonkeyPatch.context() as patch:
         time_nothing(patch)
-        patch.setattr(conducting, "run_trial", planted)
+        patch.setattr(trials, "run_trial", planted)
         run(config, folder, "--tracker", "jsonl")
     return folder
 
@@ -62,7 +62,7 @@ def finished(config, tmp_path_factory):
 @pytest.fixture
 def instant(monkeypatch):
     time_nothing(monkeypatch)
-    monkeypatch.setattr(conducting, "run_trial", planted)
+    monkeypatch.setattr(trials, "run_trial", planted)
 
 
 def copied(finished, folder):
@@ -123,7 +123,7 @@ def test_a_tracker_has_every_run_and_the_verdicts(finished):
     for row in csv.DictReader((finished / "differences.csv").read_text().splitlines()):
         for name in ("difference", "low", "high"):
             assert verdicts[f"{row['rung']}/{row['arm']}/{name}"] == float(row[name])
-    (version,) = ledger.read(finished)
+    (version,) = preregistration.read(finished)
     assert list(verdicts["verdicts"].values()) == version["verdicts"] and verdicts["version"] == version["digest"]
 
 
@@ -142,7 +142,7 @@ def test_another_margin_is_another_version_beside_the_first(config, finished, tm
 
 
 def test_runs_of_another_study_come_with_its_versions(config, finished, tmp_path, instant, monkeypatch):
-    monkeypatch.setattr(conducting, "run_trial", None)
+    monkeypatch.setattr(trials, "run_trial", None)
     run(config, tmp_path / "new", "--reuse", str(finished), "--config.margin=0.2")
     outcome = read_object(tmp_path / "new" / "results.json")
     first, second = outcome["versions"]
@@ -158,7 +158,7 @@ def test_runs_of_another_study_come_with_its_versions(config, finished, tmp_path
 def test_the_same_design_makes_no_version_and_one_that_is_changed_by_hand_is_refused(config, finished, tmp_path, instant):
     copied(finished, tmp_path)
     run(config, tmp_path, "--tracker", "jsonl")  # which is no part of the design
-    assert len(ledger.read(tmp_path)) == 1 and entries(tmp_path) == entries(finished)
+    assert len(preregistration.read(tmp_path)) == 1 and entries(tmp_path) == entries(finished)
     written = json.loads((tmp_path / "ledger.json").read_text())
     written["versions"][0]["design"]["margin"] = 0.2
     (tmp_path / "ledger.json").write_text(json.dumps(written))
@@ -173,9 +173,9 @@ def test_a_rung_is_added_without_making_a_run_again(config, finished, tmp_path, 
     after = read_object(tmp_path / "runs.json")["runs"]
     assert len(after) == len(before) + 3 * 2 * 4 and all(after[name] == result for name, result in before.items())
     assert list(read_object(tmp_path / "results.json")["sizes"])[-2:] == ["w32-x0.5", "w32-x1"]
-    monkeypatch.setattr(conducting, "run_trial", None)
+    monkeypatch.setattr(trials, "run_trial", None)
     run(config, tmp_path)  # keeps it
-    assert len(ledger.read(tmp_path)) == 2
+    assert len(preregistration.read(tmp_path)) == 2
     with pytest.raises(UserError, match="--add-rung=w40 is not allowed: it must be one of config.more_sizes, w32"):
         run(config, tmp_path, "--add-rung", "w40")
 
@@ -184,7 +184,7 @@ def test_jobs_that_start_at_once_begin_at_different_runs(config, tmp_path, insta
     ready = study_plan.make(design.read(config)).ladder.ready({})
     for number, job in enumerate((0, 3)):
         run(config, tmp_path, f"--job={job}")
-        assert len(running.read_runs(tmp_path)) == number + 1
+        assert len(measurement.read_runs(tmp_path)) == number + 1
     done = {str(file.parent.relative_to(tmp_path)) for file in tmp_path.glob("*/*/*/result.json")}
     assert done == {ready[0].folder, ready[4].folder}  # the first has ended when the second begins
     assert "no report yet: " in capsys.readouterr().out and not (tmp_path / "results.json").exists()
@@ -201,10 +201,10 @@ def test_a_run_in_another_process_is_left_to_it(config, tmp_path, instant, monke
             raise Busy("another process is training in it")
         return planted(study, store, trial, matched, count)
 
-    monkeypatch.setattr(conducting, "run_trial", busy)
-    monkeypatch.setattr(conducting.time, "sleep", waited.append)
-    result = conducting.conduct(planned.ladder, open_store(tmp_path), planned.matched)
-    assert waited == [conducting.WAIT] and first in result and len(result) == len(running.read_runs(tmp_path))
+    monkeypatch.setattr(trials, "run_trial", busy)
+    monkeypatch.setattr(trials.time, "sleep", waited.append)
+    result = trials.conduct(planned.ladder, open_store(tmp_path), planned.matched)
+    assert waited == [trials.WAIT] and first in result and len(result) == len(measurement.read_runs(tmp_path))
 
 
 def test_an_arm_that_is_settled_at_a_look_keeps_its_figures(config, finished, tmp_path, instant, capsys):
@@ -220,13 +220,13 @@ def test_an_arm_that_is_settled_at_a_look_keeps_its_figures(config, finished, tm
         assert each["difference"]["mean"] == pytest.approx(whole["ladder"][arm]["difference"]["mean"], abs=3 * NOISE)
     text = (tmp_path / "report.md").read_text()
     assert text.count("settled after 3 of 4 pairs") == 2 and "- looks: after 3 pairs at 1.93%, 4 pairs at 3.07%" in text
-    (version,) = ledger.read(tmp_path)
-    assert version["design"]["looks"] == [3] and "looks" not in ledger.read(finished)[0]["design"]
+    (version,) = preregistration.read(tmp_path)
+    assert version["design"]["looks"] == [3] and "looks" not in preregistration.read(finished)[0]["design"]
     run(config, tmp_path, "--config.looks=()")  # a new version of the rule, which makes the runs that are left
-    assert read_object(tmp_path / "results.json")["runs"] == whole["runs"] and len(ledger.read(tmp_path)) == 2
+    assert read_object(tmp_path / "results.json")["runs"] == whole["runs"] and len(preregistration.read(tmp_path)) == 2
 
 
 def test_what_the_ledger_keeps_has_no_result_of_a_run(finished):
-    (version,) = ledger.read(finished)
+    (version,) = preregistration.read(finished)
     assert version["seen"] == {"runs": [], "others": 0, "directories": []}
     assert version["design"]["margin"] == 0.02 and MADE["date"] == "" and version["date"] > "2026"

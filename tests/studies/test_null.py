@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from xfresearch.studies import interim, rates
-from xfresearch.studies.cells import Cell, Ladder, Trial
+from xfresearch.studies import rates, verdicts
+from xfresearch.studies.allocation import Cell, Ladder, Trial
 from xfresearch.studies.design import TUNING_SEED, Study, rungs
 
 OUTCOME = json.loads((Path(__file__).parents[2] / "docs/data/studies/null/results.json").read_text())
@@ -33,12 +33,12 @@ def results(values: dict[str, np.ndarray]) -> dict[Trial, float]:
     return made
 
 
-def verdicts(values: dict[str, np.ndarray]) -> np.ndarray:
+def words(values: dict[str, np.ndarray]) -> np.ndarray:
     """[arms, rungs] words."""
-    made, of_rungs, (look,) = results(values), ladder(), interim.looks(STUDY)
-    pairs = interim.pairs_of_arms(of_rungs, made)
-    estimates = interim.evidence(of_rungs, made, pairs, look).intervals(look)
-    return interim.verdicts(estimates, STUDY.margin, look.level)
+    made, of_rungs, (look,) = results(values), ladder(), verdicts.looks(STUDY)
+    pairs = verdicts.pairs_of_arms(of_rungs, made)
+    estimates = verdicts.evidence(of_rungs, made, pairs, look).intervals(look)
+    return verdicts.verdicts_of(estimates, STUDY.margin, look.level)
 
 
 VALUES = {rung: np.array([arm["values"] for arm in arms.values()]) for rung, arms in ARMS.items()}
@@ -47,7 +47,7 @@ VALUES = {rung: np.array([arm["values"] for arm in arms.values()]) for rung, arm
 def test_the_verdicts_of_the_study_are_those_of_its_page():
     names = [name for name in STUDY.arms if name != STUDY.baseline]
     told = [[ARMS[rung][name]["verdict"] for rung in ARMS] for name in names]
-    assert verdicts(VALUES).tolist() == told
+    assert words(VALUES).tolist() == told
 
 
 @pytest.mark.long
@@ -56,6 +56,6 @@ def test_random_arms_of_real_runs_have_a_false_verdict_in_5_percent_of_studies_a
     rng, false, studies = np.random.default_rng(0), 0, 1000
     for _ in range(studies):
         drawn = {rung: rng.permutation(values.ravel()).reshape(values.shape) for rung, values in VALUES.items()}
-        false += bool(np.isin(verdicts(drawn), ("better", "worse")).any())
+        false += bool(np.isin(words(drawn), ("better", "worse")).any())
     print(f"{false} of {studies} studies have a false verdict")
     assert false <= 0.05 * studies

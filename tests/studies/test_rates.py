@@ -8,7 +8,7 @@ import pytest
 
 from tests.studies import simulated
 from tests.studies.simulated import D_R, EXTENSIONS, GRID, N_R, PLACES_RF, RUNS, world
-from tests.studies.test_cells import ladder
+from tests.studies.test_allocation import ladder
 from tests.studies.test_design import STUDY
 from xfresearch.studies import rates
 

@@ -16,9 +16,9 @@ from tests.studies.tiny import fake_times, run
 from xfresearch import study
 from xfresearch.runtime.errors import UserError
 from xfresearch.runtime.files import read_object, write_json
-from xfresearch.studies import conducting, design, outcome, report, running, study_plan
-from xfresearch.studies.cells import Cell
-from xfresearch.studies.running import open_store
+from xfresearch.studies import design, estimates, measurement, report, study_plan, trials
+from xfresearch.studies.allocation import Cell
+from xfresearch.studies.trials import open_store
 from xfresearch.training import workdir
 from xfresearch.training.metrics import read_metrics
 
@@ -42,7 +42,7 @@ def finished(config, tmp_path_factory):
 
 @pytest.fixture
 def no_training(monkeypatch):
-    monkeypatch.setattr(conducting, "run_trial", None)
+    monkeypatch.setattr(trials, "run_trial", None)
 
 
 @pytest.mark.parametrize("sent", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.long)])
@@ -78,7 +78,7 @@ def test_checkpoints_are_removed_and_curves_are_kept(finished):
 
 def test_a_curve_is_of_one_text_and_the_metric_of_another(config, finished):
     chosen, ladder, solved = design_of(config)
-    measured = conducting.results(ladder, open_store(finished), solved)
+    measured = trials.results(ladder, open_store(finished), solved)
     evaluation = next(iter(solved.values())).config.evaluation
     for trial, result in measured.items():
         assert result["evaluation"]["units"] == evaluation.final_sequences == 16 != evaluation.sequences
@@ -91,13 +91,13 @@ def test_a_curve_is_of_one_text_and_the_metric_of_another(config, finished):
 
 def test_what_a_text_adds_to_all_runs_is_no_error_of_their_difference(config, finished):
     chosen, ladder, solved = design_of(config)
-    result = conducting.results(ladder, open_store(finished), solved)
+    result = trials.results(ladder, open_store(finished), solved)
     rng, sizes_B = np.random.default_rng(0), np.full(64, 100)
     text_B, errors = rng.normal(200, 20, 64), {"base": 0.5, "parallel": 0.5}
     for trial in result:
         values_B = text_B + rng.normal(0, errors[trial.cell.arm], 64)
         result[trial] = result[trial] | {"blocks": {"values": list(values_B), "sizes": list(sizes_B)}}
-    arm = outcome.outcome_of(ladder, solved, result)["sizes"]["tiny"]["arms"]["parallel"]
+    arm = estimates.outcome_of(ladder, solved, result)["sizes"]["tiny"]["arms"]["parallel"]
     assert arm["sampling_error"] == pytest.approx(20 / 100 / 8, rel=0.3)
     of_two_means = math.hypot(0.5, 0.5) / math.sqrt(2) / 100 / 8  # of two runs each
     assert arm["difference_sampling_error"] == pytest.approx(of_two_means, rel=0.3)
@@ -106,16 +106,16 @@ def test_what_a_text_adds_to_all_runs_is_no_error_of_their_difference(config, fi
 def test_an_arm_that_gains_nothing_by_its_size_is_named(config, finished):
     """Where its learning rate was not tried."""
     chosen, ladder, solved = design_of(config)
-    template = next(iter(conducting.results(ladder, open_store(finished), solved).values()))
+    template = next(iter(trials.results(ladder, open_store(finished), solved).values()))
     chosen = replace(chosen, seeds=2, sizes={"small": chosen.sizes["tiny"], "large": ("model.width=24", "steps=12")})
     planned = study_plan.make(chosen)
-    trials, collected = planned.ladder.ready({}), {}
-    while trials:
-        for trial in trials:
+    ready, collected = planned.ladder.ready({}), {}
+    while ready:
+        for trial in ready:
             value = 2 - 1e-3 * trial.seed - (0 if trial.tunes else 1e-4 * (trial.cell.rung == "small"))
             collected[trial] = template | {"evaluation": {"bits_per_byte": value}}
-        trials = planned.ladder.ready({each: result["evaluation"]["bits_per_byte"] for each, result in collected.items()})
-    results = outcome.outcome_of(planned.ladder, planned.matched, collected)
+        ready = planned.ladder.ready({each: result["evaluation"]["bits_per_byte"] for each, result in collected.items()})
+    results = estimates.outcome_of(planned.ladder, planned.matched, collected)
     assert not any("gains nothing" in line for line in report.notes(results))  # each size has its own rates
     tuned = results | {"study": results["study"] | {"tune_at": ["small"]}}
     lines = [line for line in report.notes(tuned) if "gains nothing" in line]
@@ -124,15 +124,15 @@ def test_an_arm_that_gains_nothing_by_its_size_is_named(config, finished):
     assert not any("gains nothing" in line for line in report.notes(tuned))
     failed = next(trial for trial in collected if trial.cell == Cell("large", "parallel") and not trial.tunes)
     collected[failed] = {**template, "evaluation": {}, "diverged": "the loss is not finite"}
-    results = outcome.outcome_of(planned.ladder, planned.matched, collected)
-    assert results["ladder"] == {} and "both sizes" not in report.markdown(results)
+    results = estimates.outcome_of(planned.ladder, planned.matched, collected)
+    assert results["ladder"] == {} and "both sizes" not in report.markdown(report.parts_of(results))
     assert report.verdicts(results)[0].startswith("parallel: no verdict at large: a run diverged (large/parallel/")
 
 
 def test_curves_of_the_accuracy_are_of_its_errors(config, finished):
     """An arm that is worse at every point never reaches the baseline, and saves nothing."""
     chosen, ladder, solved = design_of(config)
-    measured = conducting.results(ladder, open_store(finished), solved)
+    measured = trials.results(ladder, open_store(finished), solved)
     for trial, result in measured.items():
         accuracy = 0.7 if trial.cell.arm == "parallel" else 0.8
         if trial.tunes:
@@ -140,7 +140,7 @@ def test_curves_of_the_accuracy_are_of_its_errors(config, finished):
         curve = [(step, accuracy * step / 12) for step in (4, 8, 12)]
         measured[trial] = result | {"evaluation": {"accuracy": accuracy}, "curve": curve}
     of_errors = ladder._replace(study=replace(chosen, metric="accuracy"))
-    arm = outcome.outcome_of(of_errors, solved, measured)["sizes"]["tiny"]["arms"]["parallel"]
+    arm = estimates.outcome_of(of_errors, solved, measured)["sizes"]["tiny"]["arms"]["parallel"]
     assert arm["curve"][-1][1] == pytest.approx(0.3) and arm["verdict"] == "worse"
     saved, lost = arm["saved"]["training_flops"]
     assert math.isnan(saved) and lost > 0
@@ -150,14 +150,14 @@ def test_runs_that_a_design_does_not_need_now_stay_in_the_file(config, finished,
     chosen, ladder, solved = design_of(config)
     for name in ("study.json", "runs.json"):
         (tmp_path / name).write_bytes((finished / name).read_bytes())
-    before = running.read_runs(tmp_path)
+    before = measurement.read_runs(tmp_path)
     longer = {cell: each._replace(config=replace(each.config, steps=13)) for cell, each in solved.items()}
-    trial = next(iter(conducting.results(ladder, open_store(finished), solved)))
+    trial = next(iter(trials.results(ladder, open_store(finished), solved)))
     other = before[next(iter(before))] | {"fingerprint": "other"}
-    result = other | {"fingerprint": running.fingerprint(running.config_of_trial(trial, longer[trial.cell].config))}
+    result = other | {"fingerprint": measurement.fingerprint(measurement.config_of_trial(trial, longer[trial.cell].config))}
     write_json(tmp_path / trial.folder / "result.json", result)
-    conducting._keep_runs(ladder, open_store(tmp_path), longer, {})
-    assert running.read_runs(tmp_path) == before | {result["fingerprint"]: result}
+    trials._keep_runs(ladder, open_store(tmp_path), longer, {})
+    assert measurement.read_runs(tmp_path) == before | {result["fingerprint"]: result}
 
 
 def written(folder) -> dict[str, str]:
@@ -183,9 +183,9 @@ def test_the_report_is_written_again_without_data(finished, tmp_path, capsys):
 def test_files_for_a_paper_have_arms_without_a_verdict(config, finished, tmp_path):
     """Whether a tiny model beats the frequencies of tokens is luck, so they are set here: first all arms do, then none."""
     _, ladder, solved = design_of(config)
-    result = conducting.results(ladder, open_store(finished), solved)
+    result = trials.results(ladder, open_store(finished), solved)
     for unigram, decided in ((math.inf, True), (1e-3, False)):
-        write_json(tmp_path / "results.json", outcome.outcome_of(ladder, solved, result, unigram={"tiny": unigram}))
+        write_json(tmp_path / "results.json", estimates.outcome_of(ladder, solved, result, unigram={"tiny": unigram}))
         study.main(["--report", "--workdir", str(tmp_path)])
         files = written(tmp_path)
         (row,) = csv.DictReader(files["differences.csv"].splitlines())
@@ -201,7 +201,7 @@ def test_a_finished_study_trains_nothing_again(config, finished, no_training):
 
 def test_results_of_another_config_do_not_count(config, finished):
     chosen, ladder, solved = design_of(config)
-    result = conducting.results(ladder, open_store(finished), solved)
+    result = trials.results(ladder, open_store(finished), solved)
     trial, cell = next(iter(result)), next(iter(solved))
     store, other = open_store(finished), replace(solved[cell].config, steps=13)
     assert store.find(chosen, trial, solved[cell].config) and store.find(chosen, trial, other) is None
@@ -215,36 +215,36 @@ def test_results_of_another_config_do_not_count(config, finished):
 
 def test_probes_are_measured_on_runs_that_are_compared(config, finished):
     chosen, ladder, solved = design_of(config)
-    actual = conducting.results(ladder, open_store(finished), solved)
+    actual = trials.results(ladder, open_store(finished), solved)
     measured = {(trial.tunes, *result["probes"]) for trial, result in actual.items()}
     assert measured == {(True,), (False, *chosen.probes)}
 
 
 def test_runs_that_read_other_data_are_refused(config, finished, monkeypatch, no_training):
     chosen, ladder, solved = design_of(config)
-    measured = conducting.results(ladder, open_store(finished), solved)
+    measured = trials.results(ladder, open_store(finished), solved)
     trial, result = list(measured.items())[-1]
     assert "tokenizer" in result["data"] and any(name.startswith("train split of") for name in result["data"])
     measured[trial] = result | {"data": result["data"] | {"tokenizer": "c0ffee"}}
     with pytest.raises(UserError, match=f"{trial.folder}: its tokenizer has the digest c0ffee, and that of the other runs"):
-        outcome.outcome_of(ladder, solved, measured)
-    monkeypatch.setattr(conducting, "results", lambda *_: measured)
+        estimates.outcome_of(ladder, solved, measured)
+    monkeypatch.setattr(trials, "results", lambda *_: measured)
     with pytest.raises(UserError, match="its tokenizer has the digest c0ffee"):  # before anything runs
-        conducting.conduct(ladder, open_store(finished), solved)
+        trials.conduct(ladder, open_store(finished), solved)
 
 
 def test_the_report_says_where_and_with_which_versions_runs_were_made(config, finished, tmp_path):
     chosen, ladder, solved = design_of(config)
-    measured = conducting.results(ladder, open_store(finished), solved)
-    one = outcome.outcome_of(ladder, solved, measured)
+    measured = trials.results(ladder, open_store(finished), solved)
+    one = estimates.outcome_of(ladder, solved, measured)
     assert not any("sets of versions" in line for line in report.notes(one))
     trial, result = list(measured.items())[-1]
     made = result["made"]
     machine = made["machine"] | {"cpu": "another", "matmul_precision": "highest"}
     other = {"machine": machine, "versions": made["versions"] | {"jax": "0.0.1"}}
-    several = outcome.outcome_of(ladder, solved, measured | {trial: result | {"made": made | other}})
+    several = estimates.outcome_of(ladder, solved, measured | {trial: result | {"made": made | other}})
     assert "2 sets of versions" in "\n".join(report.notes(several))
-    assert "jax 0.0.1" in report.markdown(several)
+    assert "jax 0.0.1" in report.markdown(report.parts_of(several))
     first, second = several["made"]["runs"]
     assert first.startswith("7: ") and second.startswith("1: ") and "another" in second
     assert "precision" not in first and second.endswith("matmul precision highest")
@@ -273,7 +273,7 @@ def test_jobs_of_an_array_make_one_run_each(config, tmp_path, capsys, monkeypatc
         with monkeypatch.context() as patch:
             patch.setenv(name, str(number))
             run(config, tmp_path, "--job=auto")
-        assert len(running.read_runs(tmp_path)) == number + 1
+        assert len(measurement.read_runs(tmp_path)) == number + 1
     assert "no report yet: 6 of 8 runs have not ended" in capsys.readouterr().out
     for wrong in ("8", "-1", "auto"):
         with pytest.raises(UserError, match=f"--job={wrong} is not allowed: it must be at least 0 and at most 7"):
@@ -282,25 +282,25 @@ def test_jobs_of_an_array_make_one_run_each(config, tmp_path, capsys, monkeypatc
 
 def test_a_seed_that_is_missing_or_diverged_makes_no_verdict(config, finished, tmp_path):
     chosen, ladder, solved = design_of(config)
-    result = conducting.results(ladder, open_store(finished), solved)
-    trials = list(result)
+    result = trials.results(ladder, open_store(finished), solved)
+    every = list(result)
     with pytest.raises(UserError, match="the study has no result of tiny/"):
-        outcome.outcome_of(ladder, solved, {trial: result[trial] for trial in trials[:-1]})
-    broken = result | {trials[-1]: result[trials[-1]] | {"evaluation": {}}}
-    write_json(tmp_path / "results.json", outcome.outcome_of(ladder, solved, broken))
+        estimates.outcome_of(ladder, solved, {trial: result[trial] for trial in every[:-1]})
+    broken = result | {every[-1]: result[every[-1]] | {"evaluation": {}}}
+    write_json(tmp_path / "results.json", estimates.outcome_of(ladder, solved, broken))
     written = read_object(tmp_path / "results.json")
     size = written["sizes"]["tiny"]
     assert "diverged" in size["failures"]["parallel"] and "verdict" not in size["arms"]["parallel"]
     report.write(tmp_path, written)
     assert "| parallel |  |  |  |  |  | no verdict |" in (tmp_path / "report.md").read_text()
-    assert "parallel" not in outcome.outcome_of(ladder, solved, result)["sizes"]["tiny"]["failures"]
+    assert "parallel" not in estimates.outcome_of(ladder, solved, result)["sizes"]["tiny"]["failures"]
 
 
 def test_an_arm_that_diverges_at_every_rate_leaves_the_others_their_verdict(config, finished, tmp_path):
     chosen, ladder, solved = design_of(config)
-    result = conducting.results(ladder, open_store(finished), solved)
+    result = trials.results(ladder, open_store(finished), solved)
     of_parallel = {trial: result[trial] | {"evaluation": {}} for trial in result if trial.cell.arm == "parallel"}
-    concluded = outcome.outcome_of(ladder, solved, result | of_parallel)
+    concluded = estimates.outcome_of(ladder, solved, result | of_parallel)
     assert concluded["sizes"]["tiny"]["failures"] == {"parallel": "a run diverged (every learning rate)"}
     write_json(tmp_path / "results.json", concluded)
     report.write(tmp_path, read_object(tmp_path / "results.json"))
@@ -311,10 +311,10 @@ def test_an_arm_that_diverges_at_every_rate_leaves_the_others_their_verdict(conf
 
 def test_an_arm_that_has_not_learnt_is_no_evidence(config, finished):
     chosen, ladder, solved = design_of(config)
-    result = conducting.results(ladder, open_store(finished), solved)
-    size = outcome.outcome_of(ladder, solved, result, unigram={"tiny": 1e-3})["sizes"]["tiny"]
+    result = trials.results(ladder, open_store(finished), solved)
+    size = estimates.outcome_of(ladder, solved, result, unigram={"tiny": 1e-3})["sizes"]["tiny"]
     assert set(size["failures"]) == set(chosen.arms) and not any("verdict" in arm for arm in size["arms"].values())
-    assert outcome.outcome_of(ladder, solved, result, unigram={"tiny": math.inf})["sizes"]["tiny"]["failures"] == {}
+    assert estimates.outcome_of(ladder, solved, result, unigram={"tiny": math.inf})["sizes"]["tiny"]["failures"] == {}
 
 
 def design_of(config):

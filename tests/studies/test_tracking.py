@@ -12,8 +12,8 @@ from etils import epath
 from tests.studies.tiny import entries, run
 from xfresearch.runtime.errors import UserError
 from xfresearch.runtime.files import finite
-from xfresearch.studies import conducting, design, study_plan, tracking
-from xfresearch.studies.cells import TUNING_SEED, Trial
+from xfresearch.studies import design, study_plan, tracking, trials
+from xfresearch.studies.allocation import TUNING_SEED, Trial
 from xfresearch.training import trackers
 from xfresearch.training.workdir import locked
 
@@ -24,11 +24,11 @@ def made_up(config):
     study = design.read(config)
     solved = study_plan.make(study).matched
     first, second = list(solved)[:2]
-    trials = Trial(first, 0.01, TUNING_SEED), Trial(first, 0.003, 0), Trial(second, 0.03, 1)
+    made = Trial(first, 0.01, TUNING_SEED), Trial(first, 0.003, 0), Trial(second, 0.03, 1)
     each = {"evaluation": {"bits_per_byte": np.float64(1.5), "loss": np.float32(2.0)}, "step": 12}
     probes = {"copying": np.float32(0.25), "sink": float("nan")}
     results = [each, each | {"probes": probes}, {"evaluation": {}, "diverged": "the loss is not finite"}]
-    named = zip(trials, "abc", results, strict=True)
+    named = zip(made, "abc", results, strict=True)
     return study, solved, {trial: {"fingerprint": name, **result} for trial, name, result in named}
 
 
@@ -89,7 +89,7 @@ def test_tensorboard_has_a_directory_for_each_run(made_up, tmp_path):
 
 def test_a_tracker_that_is_not_there_is_one_line_before_anything_runs(config, tmp_path, monkeypatch):
     monkeypatch.setattr(trackers, "find_spec", lambda name: None)
-    monkeypatch.setattr(conducting, "run_trial", None)
+    monkeypatch.setattr(trials, "run_trial", None)
     with pytest.raises(UserError, match="--tracker='wandb' is not allowed: .* pip install wandb"):
         run(config, tmp_path, "--tracker", "wandb")
     with pytest.raises(UserError, match="--tracker: .*'paper'"):

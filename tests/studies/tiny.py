@@ -3,7 +3,7 @@
 import json
 
 from xfresearch import study
-from xfresearch.studies import study_plan
+from xfresearch.studies import matching
 
 FILE = """
 from xfresearch.configs.studies import common
@@ -33,8 +33,8 @@ def entries(folder) -> list[dict]:
 
 def time_nothing(monkeypatch) -> None:
     """Updates of all arms take a second."""
-    monkeypatch.setattr(study_plan, "seconds_per_update", lambda config: 1.0)
-    monkeypatch.setattr(study_plan, "relative_seconds", lambda config, baseline: 1.0)
+    monkeypatch.setattr(matching, "seconds_per_update", lambda config: 1.0)
+    monkeypatch.setattr(matching, "relative_seconds", lambda config, baseline: 1.0)
 
 
 def fake_times(monkeypatch, speeds: dict[str, float]) -> list[str]:
@@ -47,6 +47,6 @@ def fake_times(monkeypatch, speeds: dict[str, float]) -> list[str]:
         timed.append({"pre_norm": "base"}.get(layout, layout))
         return speeds[timed[-1]]
 
-    monkeypatch.setattr(study_plan, "seconds_per_update", seconds)
-    monkeypatch.setattr(study_plan, "relative_seconds", lambda config, baseline: seconds(config) / seconds(baseline))
+    monkeypatch.setattr(matching, "seconds_per_update", seconds)
+    monkeypatch.setattr(matching, "relative_seconds", lambda config, baseline: seconds(config) / seconds(baseline))
     return timed

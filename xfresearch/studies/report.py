@@ -10,18 +10,19 @@ from pathlib import Path
 import numpy as np
 
 from xfresearch.pages.charts import Curve, line_chart, styles
+from xfresearch.pages.colours import as_file
 from xfresearch.pages.html import write_page
 from xfresearch.pages.intervals import Interval, intervals
-from xfresearch.runtime.files import write_text
+from xfresearch.runtime.files import remove, write_text
 from xfresearch.runtime.terminal import visible
 from xfresearch.studies import report_tables
-from xfresearch.studies.growth import LEAST_SPREAD
-from xfresearch.studies.interim import levels
+from xfresearch.studies.estimates import points
 from xfresearch.studies.matching import LARGEST_MISMATCH
-from xfresearch.studies.outcome import points
-from xfresearch.studies.report_tables import UNITS, all_sizes, edge_in_words, in_markdown, seeds_error
+from xfresearch.studies.report_tables import UNITS, all_sizes, edge_in_words, seeds_error
 from xfresearch.studies.simultaneous import ALPHA
-from xfresearch.studies.statistics import SMALL
+from xfresearch.studies.verdicts import LEAST_SPREAD, levels
+
+SMALL = 5  # pairs; with so many or fewer, the report says that they are few
 
 MATCHED = {"flops": "FLOPs", "parameters": "parameters", "tokens": "tokens", "seconds": "seconds"}
 COSTS = {"training_flops": "FLOPs of training", "seconds": "seconds of training"}
@@ -32,14 +33,52 @@ WORDS = {
     "undecided": "not shown to differ from {baseline}, nor to be equivalent",
     "mixed": "not the same beside {baseline} along the ladder",
 }
+MADE = ("runs", "together", "versions", "report")  # lines of where, when and with what runs and report were made
 SHAPES = {"stays": "stays, within the margin", "unknown": "may grow or shrink"}
 
 
 def write(folder, outcome: Mapping) -> None:
-    """report.html and report.md."""
-    text, values = markdown(outcome), page(outcome)  # both, before one is written
-    write_page(folder / "report.html", Path(__file__).parent / "study.html.jinja", **values)
+    """All files that are made of results.json alone: report.html, report.md, and the differences for other programs. Without
+    a picture, that of earlier results is removed."""
+    parts = parts_of(outcome)
+    text = markdown(parts)  # before a file is written
+    write_page(folder / "report.html", Path(__file__).parent / "study.html.jinja", **parts)
     write_text(folder / "report.md", visible(text))
+    report_tables.write_differences(folder, outcome)
+    if parts["picture"]:
+        write_text(folder / "differences.svg", as_file(parts["picture"]))
+    else:
+        remove(folder / "differences.svg")
+
+
+def parts_of(outcome: Mapping) -> dict:
+    """The parts of the report, by the names that its template has for them."""
+    study = outcome["study"]
+    return {
+        "study": study,
+        "verdicts": verdicts(outcome),
+        "picture": picture(outcome),
+        "training": training(outcome),
+        "tables": report_tables.main_tables(outcome),
+        "styles": dict(zip(study["arms"], styles(len(study["arms"])), strict=True)),
+        "charts": {size: _charts(outcome, size) for size in outcome["sizes"]},
+        "notes": notes(outcome),
+        "appendix": report_tables.appendix(outcome),
+        "design": _design(outcome),
+        "made": [(name, "; ".join(outcome["made"][name])) for name in MADE if name in outcome["made"]],
+    }
+
+
+def markdown(parts: Mapping) -> str:
+    """The report as Markdown."""
+    study = parts["study"]
+    lines = [f"# {study['question']}", "", *(f"- {line}" for line in parts["verdicts"]), ""]
+    lines += [parts["training"], "", f"Rule: {study['rule']}", ""]
+    lines += [line for table in parts["tables"] for line in table.markdown()]
+    lines += ["## Limits", "", *(f"- {line}" for line in parts["notes"]), ""]
+    lines += [line for table in parts["appendix"] for line in table.markdown()]
+    lines += ["## Design", "", *(f"- {name}: {value}" for name, value in (*parts["design"], *parts["made"])), ""]
+    return "\n".join(lines)
 
 
 def verdicts(outcome: Mapping) -> list[str]:
@@ -60,13 +99,9 @@ def _sentence(outcome: Mapping, arm: str) -> str:
     for name, here in sizes.items() if several else ():
         by_verdict.setdefault(here["arms"][arm]["verdict"], []).append(name)
     by_size = [f"{verdict} at {', '.join(names)}" for verdict, names in by_verdict.items()]
-    return "; ".join([line, *by_size, *_growth(outcome, arm), *_settled(outcome, decided), *_edge(outcome, arm)])
-
-
-def _settled(outcome: Mapping, decided: Mapping) -> list[str]:
-    """At which look an arm was settled, unless it has all pairs."""
-    look, seeds = decided.get("look"), outcome["study"]["seeds"]
-    return [f"settled after {look['pairs']} of {seeds} pairs"] if look and look["pairs"] < seeds else []
+    pairs = decided.get("look", {}).get("pairs", study["seeds"])
+    settled = [f"settled after {pairs} of {study['seeds']} pairs"] if pairs < study["seeds"] else []
+    return "; ".join([line, *by_size, *_growth(outcome, arm), *settled, *_edge(outcome, arm)])
 
 
 def _reason(outcome: Mapping, arm: str) -> str:
@@ -294,30 +329,7 @@ def _power(power: Mapping, study: Mapping) -> str:
     )
 
 
-def markdown(outcome: Mapping) -> str:
-    """The report as Markdown."""
-    study = outcome["study"]
-    parts = [f"# {study['question']}", "", *(f"- {line}" for line in verdicts(outcome)), ""]
-    parts += [training(outcome), "", f"Rule: {study['rule']}", ""]
-    for table in report_tables.main_tables(outcome):
-        parts += _section(table)
-    parts += ["## Limits", "", *(f"- {line}" for line in notes(outcome)), ""]
-    parts += [line for table in report_tables.appendix(outcome) for line in _section(table)] + ["## Design", ""]
-    return "\n".join([*parts, *(f"- {name}: {value}" for name, value in (*design(outcome), *made(outcome))), ""])
-
-
-def _section(table: report_tables.Table) -> list[str]:
-    about = [table.about, ""] if table.about else []
-    return [f"## {table.title}", "", in_markdown(table.columns, table.rows), "", *about]
-
-
-def made(outcome: Mapping) -> list[tuple[str, str]]:
-    """Commits, dates, machines and versions of the runs and of the report, as lines of a name and a value."""
-    names = ("runs", "together", "versions", "report")
-    return [(name, "; ".join(outcome["made"][name])) for name in names if name in outcome["made"]]
-
-
-def design(outcome: Mapping) -> list[tuple[str, str]]:
+def _design(outcome: Mapping) -> list[tuple[str, str]]:
     """The design as lines of a name and a value."""
     study = outcome["study"]
     solved = f", by {study['solve']}" if study["solve"] else ""
@@ -340,24 +352,6 @@ def design(outcome: Mapping) -> list[tuple[str, str]]:
     return lines
 
 
-def page(outcome: Mapping) -> dict:
-    """The values of the template."""
-    study = outcome["study"]
-    return {
-        "study": study,
-        "verdicts": verdicts(outcome),
-        "picture": picture(outcome),
-        "training": training(outcome),
-        "tables": report_tables.main_tables(outcome),
-        "styles": dict(zip(study["arms"], styles(len(study["arms"])), strict=True)),
-        "charts": {size: _charts(outcome, size) for size in outcome["sizes"]},
-        "notes": notes(outcome),
-        "appendix": report_tables.appendix(outcome),
-        "design": design(outcome),
-        "made": made(outcome),
-    }
-
-
 def _charts(outcome: Mapping, size: str) -> list[tuple[str, str]]:
     """(caption, SVG) of the metric by FLOPs and by seconds, with bands of the intervals."""
     unit, here, charts = UNITS[outcome["study"]["metric"]], outcome["sizes"][size]["arms"], []
@@ -365,15 +359,10 @@ def _charts(outcome: Mapping, size: str) -> list[tuple[str, str]]:
     for axis, label in COSTS.items():
         curves = []
         for arm, style in zip(arms, styles(len(arms)), strict=True):
-            known = here[arm]["curve"] and here[arm][axis] is not None
-            curve_P3 = points(here[arm], axis) if known else np.empty((0, 3))
-            curves += _with_band(curve_P3[len(curve_P3) // 10 :], style)
+            if here[arm]["curve"] and here[arm][axis] is not None:
+                curve_P3 = points(here[arm], axis)
+                x_P, y_P, half_P = curve_P3[len(curve_P3) // 10 :].T
+                curves.append(Curve(np.stack([x_P, y_P], 1), width=1.4, marked=True, half=half_P, **style))
         if curves:
             charts.append((f"{unit} by {label}", line_chart(f"{size}: {unit} by {label}", curves, {})))
     return charts
-
-
-def _with_band(curve_P3: np.ndarray, style: Mapping[str, str]) -> list[Curve]:
-    """A curve with the band of its intervals."""
-    x_P, y_P, half_P = curve_P3.T
-    return [Curve(np.stack([x_P, y_P], 1), width=1.4, marked=True, half=half_P, **style)] if len(x_P) else []

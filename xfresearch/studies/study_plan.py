@@ -1,18 +1,25 @@
 """The plan of a study, before anything runs: runs, FLOPs, hours, and the smallest difference that it can find."""
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from itertools import pairwise
 from typing import NamedTuple
 
+import jax
+import numpy as np
+
+from xfresearch.loading.language_model import LanguageModel
+from xfresearch.models import transformer
 from xfresearch.run_config.config import Config
-from xfresearch.runtime.progress import stage
-from xfresearch.studies import interim
-from xfresearch.studies.cells import Cell, Ladder, Trial, jobs
-from xfresearch.studies.checks import check
+from xfresearch.studies import probes
+from xfresearch.studies.allocation import Cell, Ladder, Trial, compared, jobs
 from xfresearch.studies.design import Study, reference, rungs
-from xfresearch.studies.matching import Matched, all_matched
+from xfresearch.studies.matching import Matched, all_matched, check
 from xfresearch.studies.matching import ladder as ladder_of
-from xfresearch.studies.simultaneous import chance_of_equivalent, detectable, typical_critical
-from xfresearch.training.timing import relative_seconds, same_seconds, seconds_per_update
+from xfresearch.studies.measurement import tokenizer_of
+from xfresearch.studies.simultaneous import chance_of_equivalent, detectable, shared_variances, typical_critical
+from xfresearch.studies.verdicts import looks
+
+SIMULATED = 500  # studies with looks
 
 
 class Plan(NamedTuple):
@@ -24,36 +31,9 @@ class Plan(NamedTuple):
     chance_of_equivalent: float  # of an arm without a difference, at a rung
 
 
-def timings(study: Study, configs: Mapping[Cell, Config], known: Mapping[Cell, float]) -> dict[Cell, float]:
-    """The seconds of an update of each cell on this machine: those that are known, and for the others, such as an arm that
-    was added, as many times the baseline's as is measured now. Cells that differ in their number of updates alone are timed
-    once. known: no arm without the baseline at its size."""
-    seconds = dict(known)
-    missing = [cell for cell in configs if cell not in known]
-    if not missing:
-        return seconds
-    baseline = {cell: Cell(cell.rung, study.baseline) for cell in configs}
-    digest = {cell: same_seconds(config) for cell, config in configs.items()}
-    kind = {cell: (digest[cell], digest[baseline[cell]]) for cell in configs}
-    ratios = {kind[cell]: value / known[baseline[cell]] for cell, value in known.items()}
-    of_baselines = {kind[cell]: value for cell, value in known.items() if cell == baseline[cell]}
-    with stage("timing updates", len({kind[cell] for cell in missing}), "configs") as progress:
-        for cell in missing:
-            base = baseline[cell]
-            if kind[base] not in of_baselines:
-                of_baselines[kind[base]], ratios[kind[base]] = seconds_per_update(configs[base]), 1.0
-                progress.update(1)
-            if kind[cell] not in ratios:
-                ratios[kind[cell]] = relative_seconds(configs[cell], configs[base])
-                progress.update(1)
-            seconds.setdefault(base, of_baselines[kind[base]])
-            seconds[cell] = seconds[base] * ratios[kind[cell]]
-    return seconds
-
-
 def make(study: Study, seconds: Mapping[Cell, float] | None = None) -> Plan:
     """Solves for the sizes of all arms. seconds: of an update of each cell, if they are known; match='seconds' needs them.
-    Raises UserError for an arm whose config is not valid, and for a design that is none (studies/checks.py)."""
+    Raises UserError for an arm whose config is not valid, and for a design that is none (matching.check)."""
     solved = all_matched(study, seconds or {})
     check(study, solved)
     ladder = ladder_of(study, solved)
@@ -63,6 +43,17 @@ def make(study: Study, seconds: Mapping[Cell, float] | None = None) -> Plan:
     critical, inner = typical_critical(len(study.arms) - 1, len(rungs(study)), study.seeds)
     smallest, equivalent = detectable(error, critical), chance_of_equivalent(study.margin, error, inner)
     return Plan(solved, ladder, len(trials), flops, smallest, equivalent)
+
+
+def check_figures(study: Study, configs: Mapping[Cell, Config]) -> None:
+    """Raises UserError if a probe names a figure of an analysis that no arm has, before anything is trained."""
+    def models() -> Iterator[LanguageModel]:
+        first = rungs(study)[0].name
+        for config in (each for cell, each in configs.items() if cell.rung == first):
+            params = transformer.init(config.model, jax.random.key(0))
+            yield LanguageModel(config.model, params, tokenizer_of(config), config, 0)
+
+    probes.check_figures(study.probes, models())
 
 
 def time_line(plan: Plan, seconds: Mapping[Cell, float], left: Iterable[Trial]) -> str:
@@ -94,12 +85,30 @@ def _looks(study: Study) -> list[str]:
     if not study.looks:
         return []
     most = len(study.arms) * len(rungs(study)) * study.seeds
-    none, twice = (interim.expected_runs(study, difference) for difference in (0.0, 2 * study.margin))
+    none, twice = (expected_runs(study, difference) for difference in (0.0, 2 * study.margin))
     return [
         f"looks      after {' and '.join(map(str, study.looks))} of {study.seeds} pairs: an arm with a verdict at every "
         f"rung gets no more. Of {most:,} runs that decide {none:,.0f} are expected if no arm differs, {twice:,.0f} if all "
-        f"differ by {2 * study.margin:g} ({interim.SIMULATED} simulated studies)"
+        f"differ by {2 * study.margin:g} ({SIMULATED} simulated studies)"
     ]
+
+
+def expected_runs(study: Study, difference: float) -> float:
+    """The mean number of runs that decide if all arms differ by `difference`, in simulated studies with the deviation of the
+    plan."""
+    rng, every = np.random.default_rng(0), looks(study)
+    A, R = len(compared(study)), len(rungs(study))
+    differences_SARN = difference + study.deviation * rng.standard_normal((SIMULATED, A, R, study.seeds))
+    open_SA, pairs_SA = np.ones((SIMULATED, A), bool), np.full((SIMULATED, A), every[0].pairs)
+    for look, following in pairwise(every):
+        seen_SARN = differences_SARN[..., : look.pairs]
+        shared_SAR = shared_variances(seen_SARN.var(-1, ddof=1), look.pairs - 1)
+        error_SAR, size_SAR = np.sqrt(shared_SAR / look.pairs), np.abs(seen_SARN.mean(-1))
+        critical, inner = typical_critical(A, R, look.pairs, look.level, look.draws)
+        settled_SAR = (size_SAR > critical * error_SAR) | (size_SAR + inner * error_SAR < study.margin)
+        open_SA = open_SA & ~settled_SAR.all(-1)
+        pairs_SA = np.where(open_SA, following.pairs, pairs_SA)
+    return R * float((pairs_SA.sum(1) + pairs_SA.max(1)).mean())
 
 
 def table(study: Study, solved: Mapping[Cell, Matched]) -> list[str]:

@@ -27,7 +27,7 @@ from xfresearch.runtime.files import exists, inside
 from xfresearch.runtime.progress import stage
 from xfresearch.runtime.run_rows import Rows
 from xfresearch.runtime.terminal import filtered
-from xfresearch.studies.running import RESULT_FILE, Counted, Wanted, read_result, seconds, train_and_measure
+from xfresearch.studies.measurement import RESULT_FILE, Counted, Wanted, read_result, seconds, train_and_measure
 from xfresearch.training import pretrained, trackers
 from xfresearch.training.callbacks import Callback
 from xfresearch.training.hyperparameters import without_hyper

@@ -16,14 +16,14 @@ from typing import Any, NamedTuple
 
 from xfresearch.runtime.files import exists, finite, in_bucket, inside, read_bytes, read_object, write_bytes, write_json
 from xfresearch.runtime.schema import ANY, check
-from xfresearch.studies import exports, report
-from xfresearch.studies.cells import Cell, Trial
+from xfresearch.studies import report, report_tables
+from xfresearch.studies.allocation import Cell, Trial
 from xfresearch.studies.design import Study, rungs
 from xfresearch.studies.matching import Matched, tokens
-from xfresearch.studies.report_tables import NO_VERDICT
 from xfresearch.training import trackers
 from xfresearch.training.callbacks import scalars
 from xfresearch.training.claims import Busy
+from xfresearch.training.workdir import locked
 
 FOLDER, SENT, LINES = "tracker", "sent.json", "entries.jsonl"
 WAIT = 1.0  # seconds, while another process sends
@@ -111,8 +111,8 @@ def of_run(study: Study, trial: Trial, matched: Matched, result: Mapping) -> Ent
     """The entry of a run: its cell, rate and seed, and its measures on held-out data and by probes. Measures that are not
     finite are left out."""
     rung = next(each for each in rungs(study) if each.name == trial.cell.rung)
-    columns = exports.of_run(rung, trial, matched.parameters, int(tokens(matched.config)))
-    options = dict(zip(exports.RUN, columns, strict=False)) | {"fingerprint": result["fingerprint"]}
+    columns = report_tables.of_run(rung, trial, matched.parameters, int(tokens(matched.config)))
+    options = dict(zip(report_tables.RUN, columns, strict=False)) | {"fingerprint": result["fingerprint"]}
     if "diverged" in result:
         options["diverged"] = result["diverged"]
     figures = _figures("evaluation", result["evaluation"]) | _figures("probes", result.get("probes"))
@@ -127,8 +127,8 @@ def of_verdicts(outcome: Mapping) -> Entry:
     design = {name: study[name] for name in ("question", "rule", "baseline", "metric", "margin")}
     version = outcome["versions"][-1]["digest"] if outcome["versions"] else ""
     figures: dict[str, float] = {}
-    for rung, arm, _, _, mean, low, high, *_, verdict in exports.differences(outcome):
-        if verdict != NO_VERDICT:
+    for rung, arm, _, _, mean, low, high, *_, verdict in report_tables.differences(outcome):
+        if verdict != report_tables.NO_VERDICT:
             figures |= _figures(f"{rung}/{arm}", {"difference": mean, "low": low, "high": high})
     return Entry("verdicts", {"use": "verdicts", **design, "version": version, "verdicts": sentences}, figures, 0)
 
@@ -142,8 +142,6 @@ def _figures(name: str, measures: Mapping | None) -> dict[str, float]:
 @contextmanager
 def _alone(folder) -> Iterator[None]:
     """No other process sends while the `with` block runs."""
-    from xfresearch.training.workdir import locked
-
     with ExitStack() as stack:
         while True:
             try:

@@ -13,9 +13,9 @@ from tests.studies.test_merging import pretend
 from tests.studies.tiny import run, time_nothing
 from xfresearch.runtime.errors import UserError
 from xfresearch.runtime.files import read_object
-from xfresearch.studies import design, grouping, running, study_plan
-from xfresearch.studies.cells import TUNING_SEED, Cell, Trial
-from xfresearch.studies.running import open_store
+from xfresearch.studies import design, measurement, study_plan, trials
+from xfresearch.studies.allocation import TUNING_SEED, Cell, Trial
+from xfresearch.studies.trials import open_store
 from xfresearch.training.claims import Busy
 from xfresearch.training.metrics import read_metrics
 from xfresearch.training.workdir import locked
@@ -35,9 +35,9 @@ def planned(config):
     return chosen, study_plan.make(chosen).matched[CELL]
 
 
-def train(planned, folder, trials, count=lambda updates: None, together=True) -> dict:
+def train(planned, folder, every, count=lambda updates: None, together=True) -> dict:
     chosen, matched = planned
-    return grouping.run_trials(chosen, open_store(folder), trials, matched, count, lambda *_: together)
+    return trials.run_trials(chosen, open_store(folder), every, matched, count, lambda *_: together)
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +74,7 @@ def test_runs_together_are_runs_alone(planned, alone, together):
         measured = ("evaluation", "blocks", "curve", "probes", "seconds", "made")
         rest = [{name: value for name, value in each.items() if name not in measured} for each in (result, other)]
         assert rest[0] == rest[1] and result["seconds"]["tokens"] == other["seconds"]["tokens"]
-        stored = running.read_result(together[0] / trial.folder / "result.json")
+        stored = measurement.read_result(together[0] / trial.folder / "result.json")
         assert stored == result | {"curve": [list(point) for point in result["curve"]]}
     first, second = (losses(alone[0], trial, "train") for trial in (FIRST, SECOND))
     assert all(abs(first[step] - second[step]) > 1e3 * SAME for step in first)
@@ -87,7 +87,7 @@ def test_a_result_names_the_runs_with_which_it_was_made(alone, together):
 
 
 def test_runs_share_their_time_and_the_progress_counts_all(together):
-    shared = [running.seconds(result) for result in together[1].values()]
+    shared = [measurement.seconds(result) for result in together[1].values()]
     assert 0.5 * together[2] < sum(shared) <= together[2] and max(shared) < 0.7 * sum(shared)
     assert sum(together[3]) == 2 * 12
 
@@ -113,10 +113,10 @@ def test_runs_that_are_stopped_go_on_bit_for_bit(planned, together, tmp_path, mo
     assert not list(tmp_path.rglob("result.json"))
     assert {each.name for each in tmp_path.rglob("checkpoints/*")} == {"8"}
     store, steps = open_store(tmp_path), planned[1].config.steps
-    assert grouping._level(store, [FIRST, SECOND], steps) == [FIRST, SECOND]
+    assert trials._level(store, [FIRST, SECOND], steps) == [FIRST, SECOND]
     checkpoints = tmp_path / SECOND.folder / "checkpoints"
     checkpoints.rename(checkpoints.with_name("elsewhere"))  # a process that was killed had saved the first run alone
-    assert grouping._level(store, [FIRST, SECOND], steps) == [FIRST]
+    assert trials._level(store, [FIRST, SECOND], steps) == [FIRST]
     checkpoints.with_name("elsewhere").rename(checkpoints)
     results = train(planned, tmp_path, [FIRST, SECOND])
     for trial, expected in together[1].items():
@@ -128,19 +128,19 @@ def test_runs_that_are_stopped_go_on_bit_for_bit(planned, together, tmp_path, mo
 
 def test_a_run_remembers_with_which_runs_it_was_trained_since_it_began(tmp_path, monkeypatch):
     saved = []
-    monkeypatch.setattr(running, "saved_steps", lambda folder: saved)
-    assert running.shared_with(tmp_path) == [] and not list(tmp_path.iterdir())
-    assert running.shared_with(tmp_path, ["b", "a"]) == ["a", "b"]
+    monkeypatch.setattr(measurement, "saved_steps", lambda folder: saved)
+    assert measurement.shared_with(tmp_path) == [] and not list(tmp_path.iterdir())
+    assert measurement.shared_with(tmp_path, ["b", "a"]) == ["a", "b"]
     saved.append(5)
-    assert running.shared_with(tmp_path) == ["a", "b"] and running.shared_with(tmp_path, ["c"]) == ["a", "b", "c"]
+    assert measurement.shared_with(tmp_path) == ["a", "b"] and measurement.shared_with(tmp_path, ["c"]) == ["a", "b", "c"]
     saved.clear()
-    assert running.shared_with(tmp_path) == []  # it begins again
+    assert measurement.shared_with(tmp_path) == []  # it begins again
     saved.append(5)
-    assert running.shared_with(tmp_path) == []
+    assert measurement.shared_with(tmp_path) == []
 
 
 def test_a_group_holds_the_locks_of_all_its_runs(planned, tmp_path, monkeypatch):
-    trials, taken = [FIRST, SECOND, WILD], []
+    every, taken = [FIRST, SECOND, WILD], []
 
     def recorded(study, store, group, matched, count):
         for trial in group:
@@ -149,15 +149,15 @@ def test_a_group_holds_the_locks_of_all_its_runs(planned, tmp_path, monkeypatch)
         taken.append(list(group))
         return {}
 
-    monkeypatch.setattr(grouping, "_train_together", recorded)
+    monkeypatch.setattr(trials, "_train_together", recorded)
     with locked(tmp_path / SECOND.folder):  # another process
-        train(planned, tmp_path, trials)
-    train(planned, tmp_path, trials)
-    assert taken == [[FIRST, WILD], trials]
+        train(planned, tmp_path, every)
+    train(planned, tmp_path, every)
+    assert taken == [[FIRST, WILD], every]
     with ExitStack() as others, pytest.raises(Busy, match="other processes have all runs of tiny/base"):
-        for trial in trials:
+        for trial in every:
             others.enter_context(locked(tmp_path / trial.folder))
-        train(planned, tmp_path, trials)
+        train(planned, tmp_path, every)
 
 
 def test_a_study_makes_the_runs_of_a_cell_together(config, tmp_path, monkeypatch, capsys):
@@ -169,7 +169,7 @@ def test_a_study_makes_the_runs_of_a_cell_together(config, tmp_path, monkeypatch
         return {trial: result | {"made": result["made"] | {"together": ["other"]}} for trial, result in results.items()}
 
     time_nothing(monkeypatch)
-    monkeypatch.setattr(grouping, "_train_together", pretended)
+    monkeypatch.setattr(trials, "_train_together", pretended)
     run([*config, "--config.probes=()"], tmp_path, "--together=always")
     arms = [Cell("tiny", arm) for arm in ("base", "parallel")]
     assert groups == [[(cell, TUNING_SEED)] * 2 for cell in arms] + [[(cell, seed) for seed in (0, 1)] for cell in arms]
@@ -196,12 +196,12 @@ def test_a_study_makes_the_runs_of_a_cell_together(config, tmp_path, monkeypatch
 def test_the_plan_says_whether_runs_train_together(monkeypatch, way, job, devices, backend, words):
     monkeypatch.setattr(jax, "device_count", lambda: devices)
     monkeypatch.setattr(jax, "default_backend", lambda: backend)
-    monkeypatch.setattr(grouping, "_is_faster", lambda *_: True)
+    monkeypatch.setattr(trials, "_is_faster", lambda *_: True)
     if words is None:
         with pytest.raises(UserError, match="--together=always is not allowed: (every run|a job)"):
-            grouping.Choice(way, job)
+            trials.OneProgram(way, job)
     else:
-        choice = grouping.Choice(way, job)
+        choice = trials.OneProgram(way, job)
         assert str(choice) == words and choice(CELL, None, 2) == words.startswith(TOGETHER)
         assert not choice(CELL, None, 1)
 
@@ -220,9 +220,9 @@ def test_an_accelerator_takes_what_is_faster(monkeypatch, capsys, of_three, fast
             raise MemoryError("too large")
         return of_three if runs == 3 else 0.002
 
-    monkeypatch.setattr(grouping, "seconds_per_update", timed)
+    monkeypatch.setattr(trials, "seconds_per_update", timed)
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    choice = grouping.Choice("auto", None)
+    choice = trials.OneProgram("auto", None)
     assert [choice(CELL, None, runs) for runs in (3, 3, 2)] == [faster] * 3
     assert capsys.readouterr().err == words  # timed once
     choice(CELL, None, 4)  # of which the memory may be too small

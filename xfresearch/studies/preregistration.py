@@ -1,4 +1,5 @@
-"""The ledger of a study: every version of its design with the rule, when it was written, and which runs existed by then.
+"""Preregistration of a study: its ledger has every version of the design with the rule, when it was written, and which runs
+existed by then. What would make its runs those of another experiment may not change at all (`require_same_design`).
 
 ledger.json is written before the first run. A change of the design (the margin, an arm, the number of seeds, the metric, the
 rule) makes a new version, with all runs that existed before it: they were seen before the rule. With --reuse, the ledgers of
@@ -18,16 +19,21 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from etils import epath
 
+from xfresearch.runtime import hardware
 from xfresearch.runtime.errors import UserError
 from xfresearch.runtime.files import exists, inside, read_object, write_json
 from xfresearch.runtime.schema import Maybe, check
 from xfresearch.studies.design import Study, described
-from xfresearch.studies.running import read_runs
+from xfresearch.studies.measurement import RUNS_FILE, read_runs
 
-LEDGER = "ledger.json"
-# How verdicts are computed, with their level. A change of simultaneous.py, rates.py, interim.py or growth.py that may change
-# a verdict changes these words (tests/studies/test_ledger.py).
+DESIGN, LEDGER = "study.json", "ledger.json"
+# How verdicts are computed, with their level. A change of verdicts.py, simultaneous.py or rates.py that may change a
+# verdict changes these words (tests/studies/test_preregistration.py).
 STATISTICS = "simultaneous intervals of all arms and rungs, variances drawn, rates resampled, no parabola over a cliff, 5 %"
+# What may not change in a directory with runs: they would be those of another experiment. What may change makes a new
+# version of the ledger.
+FIXED = ("base", "options", "match", "solve", "multiple", "rates", "extensions", "tune_at", "rate_runs")
+GROWING = ("sizes", "arms", "cells", "solve_in")  # their entries may not change either, but may be added and removed
 NO_DECISION = ("deviation", "keep", "probes", "tiny")  # options of a design that decide no verdict
 SEEN = {"runs": [str], "others": int, "directories": [str]}
 VERSION = {"digest": str, "date": str, "commit": str, "statistics": str, "design": dict, "seen": SEEN}
@@ -57,10 +63,8 @@ def begin(study: Study, folder, results: Iterable[Mapping], reused: Sequence[str
 
 def _version(design: Mapping, seen: Mapping, before: Sequence[dict]) -> dict:
     """A version of now, after others."""
-    from xfresearch.runtime.hardware import git_commit
-
     date = time.strftime("%Y-%m-%d %H:%M")
-    made = {"date": date, "commit": git_commit(), "statistics": STATISTICS, "design": design, "seen": seen}
+    made = {"date": date, "commit": hardware.git_commit(), "statistics": STATISTICS, "design": design, "seen": seen}
     return {"digest": _digest(made, before), **made}
 
 
@@ -154,3 +158,42 @@ def _digest_of_design(version: Mapping, before: Sequence[Mapping]) -> str:
 
 def _hashed(value) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+def require_same_design(study: Study, workdir) -> None:
+    """Raises UserError if the directory has runs of another experiment: those of an arm that was changed would be lost. So
+    nothing may be added to arms and sizes that it has, either."""
+    folder = epath.Path(workdir)
+    if not (exists(folder / DESIGN) and exists(folder / RUNS_FILE)):
+        return
+    before, now = _kept_design(folder), json.loads(json.dumps(described(study)))
+    arms = before["arms"].keys() & now["arms"]
+    known = {"cells": {f"{size}/{arm}" for size in before["sizes"] for arm in arms}, "solve_in": arms}
+    pairs = [(name, before.get(name), now[name]) for name in FIXED]
+    for kind in GROWING:
+        names = sorted((before[kind].keys() | known.get(kind, set())) & now[kind].keys())
+        pairs += [(f"{kind}.{name}", before[kind].get(name), now[kind][name]) for name in names]
+    for name, value, other in pairs:
+        if value != other:
+            raise UserError(
+                f"config.{name}={other!r} is not allowed with --workdir={workdir}, which began with {value!r}: use a new "
+                "directory, with --reuse of this one for runs that are the same"
+            )
+
+
+def added_sizes(workdir) -> list[str]:
+    """The sizes of the design that a directory has."""
+    return list(_kept_design(epath.Path(workdir))["sizes"]) if exists(epath.Path(workdir) / DESIGN) else []
+
+
+def _kept_design(folder) -> dict:
+    """The design that a directory began with."""
+    kept = read_object(inside(folder, DESIGN))
+    missing = [name for name in FIXED if name not in kept]
+    missing += [name for name in GROWING if not isinstance(kept.get(name), dict)]
+    if missing:
+        raise UserError(
+            f"{folder / DESIGN} is damaged or of another version (it has no {', '.join(missing)}): restore it, or use a new "
+            "directory, with --reuse of this one for runs that are the same"
+        )
+    return kept

@@ -6,8 +6,8 @@ from dataclasses import replace
 import numpy as np
 
 from tests.studies.test_design import CELL, STUDY
-from xfresearch.studies import cells, design
-from xfresearch.studies.cells import Cell, Ladder, Trial
+from xfresearch.studies import allocation, design
+from xfresearch.studies.allocation import Cell, Ladder, Trial
 from xfresearch.studies.design import Study
 from xfresearch.studies.rates import carry
 
@@ -15,7 +15,7 @@ from xfresearch.studies.rates import carry
 def ladder(study: Study = STUDY) -> Ladder:
     """Whose second rung has twice the parameters and tokens."""
     names = [rung.name for rung in design.rungs(study)]
-    tuned = [names.index(cell.rung) for cell in cells.tuned(study) if cell.arm == "base"]
+    tuned = [names.index(cell.rung) for cell in allocation.tuned(study) if cell.arm == "base"]
     return Ladder(study, carry(np.log([[2.0**at, 2.0**at] for at in range(len(names))]), tuned))
 
 
@@ -47,7 +47,7 @@ def test_rates_may_be_chosen_at_one_rung():
     assert [trial.cell for trial in result] == [CELL] * 3 + [large] * 3
     assert [trial.rate for trial in result[3:]] == [1e-2] * 3
     assert len(ladder(study).expected({})) == 2 * (2 + 3) + 2 * 3
-    assert len(cells.jobs(study)) == 2 * (2 + 2) + 4 * 3  # with two rates beyond the grid
+    assert len(allocation.jobs(study)) == 2 * (2 + 2) + 4 * 3  # with two rates beyond the grid
 
 
 def test_rates_of_two_rungs_go_on_to_a_third():
@@ -72,4 +72,4 @@ def test_a_rate_that_diverges_bounds_the_grid_and_smaller_ones_are_tried_if_all_
 def test_a_plan_counts_all_runs():
     result = ladder().expected({})
     assert len(result) == 2 * 2 * (2 + 3)
-    assert cells.cells(STUDY) == [Cell("a", "base"), Cell("a", "wide"), Cell("b", "base"), Cell("b", "wide")]
+    assert allocation.cells(STUDY) == [Cell("a", "base"), Cell("a", "wide"), Cell("b", "base"), Cell("b", "wide")]

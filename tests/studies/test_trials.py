@@ -10,10 +10,10 @@ from tests.studies.test_merging import pretend
 from tests.studies.tiny import FILE, run, time_nothing
 from xfresearch.runtime.errors import UserError
 from xfresearch.runtime.files import read_object, write_json
-from xfresearch.studies import conducting, design, outcome, report, report_tables, running, study_plan
-from xfresearch.studies.cells import TUNING_SEED, Cell, Trial, extensions
+from xfresearch.studies import design, estimates, measurement, report, report_tables, study_plan, trials
+from xfresearch.studies.allocation import TUNING_SEED, Cell, Trial
 from xfresearch.studies.matching import matched
-from xfresearch.studies.running import open_store
+from xfresearch.studies.trials import open_store
 
 
 def test_the_progress_counts_rates_beyond_the_grid(config, tmp_path, monkeypatch):
@@ -21,7 +21,7 @@ def test_the_progress_counts_rates_beyond_the_grid(config, tmp_path, monkeypatch
     chosen = replace(design.read(config), extensions=2)
     planned, store, shown, ended = study_plan.make(chosen), open_store(tmp_path), [], {}
     solved, ladder = planned.matched, planned.ladder
-    stage = conducting.stage
+    stage = trials.stage
 
     @contextmanager
     def recorded(*arguments):
@@ -36,56 +36,56 @@ def test_the_progress_counts_rates_beyond_the_grid(config, tmp_path, monkeypatch
         ended[trial] = {"fingerprint": trial.folder, "evaluation": evaluation, "seconds": {"step": 1.0}}
         return ended[trial]
 
-    monkeypatch.setattr(conducting, "stage", recorded)
-    monkeypatch.setattr(conducting, "run_trial", run_trial)
-    monkeypatch.setattr(conducting, "_keep_runs", lambda *arguments: dict(arguments[-1]))
-    conducting.conduct(ladder, store, solved)
-    beyond = extensions(chosen, ended)
+    monkeypatch.setattr(trials, "stage", recorded)
+    monkeypatch.setattr(trials, "run_trial", run_trial)
+    monkeypatch.setattr(trials, "_keep_runs", lambda *arguments: dict(arguments[-1]))
+    trials.conduct(ladder, store, solved)
+    beyond = [trial for trial in ended if trial.tunes and trial.rate not in chosen.rates]
     assert len(beyond) == chosen.extensions * len(chosen.arms) > 0
-    monkeypatch.setattr(conducting, "results", lambda *_: ended)
-    conducting.conduct(ladder, store, solved)  # it has all results from the start
+    monkeypatch.setattr(trials, "results", lambda *_: ended)
+    trials.conduct(ladder, store, solved)  # it has all results from the start
     assert all(each.done == each.total == 12 * len(ended) for each in shown)
 
 
 def test_processes_that_write_at_once_lose_no_run(config, tmp_path, monkeypatch):
     """Between this process's last reading and writing of runs.json, another one ends a run, and then all that are left."""
-    monkeypatch.setattr(conducting, "run_trial", pretend)
+    monkeypatch.setattr(trials, "run_trial", pretend)
     chosen = replace(design.read(config), probes=())
-    planned, read = study_plan.make(chosen), conducting.read_runs
+    planned, read, store = study_plan.make(chosen), trials.read_runs, open_store(tmp_path)
     solved, other = planned.matched, Cell("tiny", "parallel")
 
     def interrupted(folder):
         before = read(folder)
         if len(before) == 1:  # it writes its second run now
-            pretend(chosen, open_store(tmp_path), Trial(other, chosen.rates[0], TUNING_SEED), solved[other], None)
+            pretend(chosen, store, Trial(other, chosen.rates[0], TUNING_SEED), solved[other], None)
         if len(before) == 2:
-            monkeypatch.setattr(conducting, "read_runs", read)
-            conducting.conduct(planned.ladder, open_store(tmp_path), solved)
+            monkeypatch.setattr(trials, "read_runs", read)
+            trials.conduct(planned.ladder, open_store(tmp_path), solved)
         return before
 
-    monkeypatch.setattr(conducting, "read_runs", interrupted)
-    measured = conducting.conduct(planned.ladder, open_store(tmp_path), solved)
-    kept = running.read_runs(tmp_path)
+    monkeypatch.setattr(trials, "read_runs", interrupted)
+    measured = trials.conduct(planned.ladder, open_store(tmp_path), solved)
+    kept = measurement.read_runs(tmp_path)
     assert len(measured) == len(kept) == 8 and {result["fingerprint"] for result in measured.values()} == kept.keys()
 
 
 def test_processes_that_made_other_runs_conclude_the_same(config, tmp_path, monkeypatch):
     """One of them made a run when it had not seen the run of another that spares it."""
-    monkeypatch.setattr(conducting, "run_trial", pretend)
+    monkeypatch.setattr(trials, "run_trial", pretend)
     chosen = replace(design.read(config), probes=())
     planned, store = study_plan.make(chosen), open_store(tmp_path)
     solved, ladder = planned.matched, planned.ladder
-    every = conducting.conduct(ladder, store, solved)
+    every = trials.conduct(ladder, store, solved)
     spared = Trial(Cell("tiny", "base"), 0.5, TUNING_SEED)
     known = every | {spared: pretend(chosen, store, spared, solved[spared.cell], None)}
-    assert [*conducting.results(ladder, store, solved, known)] == [*conducting.results(ladder, store, solved)] == [*every]
-    assert [*conducting._keep_runs(ladder, store, solved, known)] == [*every]
-    assert len(running.read_runs(tmp_path)) == len(every) + 1  # it is not lost: another design may need it
+    assert [*trials.results(ladder, store, solved, known)] == [*trials.results(ladder, store, solved)] == [*every]
+    assert [*trials._keep_runs(ladder, store, solved, known)] == [*every]
+    assert len(measurement.read_runs(tmp_path)) == len(every) + 1  # it is not lost: another design may need it
 
 
 def test_only_an_arm_that_is_added_gets_options_later(tmp_path, monkeypatch, capsys):
     time_nothing(monkeypatch)
-    monkeypatch.setattr(conducting, "run_trial", pretend)
+    monkeypatch.setattr(trials, "run_trial", pretend)
     file, end = tmp_path / "study.py", "    return study"
     config = ["--config", str(file), "--config.probes=()"]
     file.write_text(FILE)
@@ -116,9 +116,9 @@ def test_times_that_cannot_be_read_are_one_line(config, tmp_path, monkeypatch):
 
 def test_a_probe_that_is_added_is_checked_before_anything_runs(config, tmp_path, monkeypatch):
     time_nothing(monkeypatch)
-    monkeypatch.setattr(conducting, "run_trial", pretend)
+    monkeypatch.setattr(trials, "run_trial", pretend)
     run([*config, "--config.probes=()"], tmp_path)
-    monkeypatch.setattr(conducting, "run_trial", None)
+    monkeypatch.setattr(trials, "run_trial", None)
     for more in ([], ["--job=0"]):
         with pytest.raises(UserError, match="probes='attention.entropi' is not allowed"):
             run([*config, "--config.probes=('attention.entropi',)"], tmp_path, *more)
@@ -126,7 +126,7 @@ def test_a_probe_that_is_added_is_checked_before_anything_runs(config, tmp_path,
 
 def test_a_design_that_is_damaged_is_one_line(config, tmp_path, monkeypatch):
     time_nothing(monkeypatch)
-    monkeypatch.setattr(conducting, "run_trial", pretend)
+    monkeypatch.setattr(trials, "run_trial", pretend)
     run([*config, "--config.probes=()"], tmp_path)
     kept = read_object(tmp_path / "study.json")
     for wrong, words in (({}, "base, options, .*solve_in"), (kept | {"arms": 3}, "arms")):
@@ -137,7 +137,7 @@ def test_a_design_that_is_damaged_is_one_line(config, tmp_path, monkeypatch):
 
 def test_a_mismatch_that_only_a_tiny_study_may_have_is_not_called_equal(config, tmp_path, monkeypatch):
     time_nothing(monkeypatch)
-    monkeypatch.setattr(conducting, "run_trial", pretend)
+    monkeypatch.setattr(trials, "run_trial", pretend)
     run([*config, "--config.probes=()"], tmp_path)
     results = read_object(tmp_path / "results.json")
     results["sizes"]["tiny"]["arms"]["parallel"]["mismatch"] = 0.5
@@ -154,15 +154,15 @@ def test_checkpoints_that_a_killed_process_left_are_removed(config, tmp_path, mo
     trial = planned.ladder.ready({})[0]
     pretend(chosen, open_store(tmp_path), trial, planned.matched[trial.cell], None)
     (tmp_path / trial.folder / "checkpoints" / "12").mkdir(parents=True)
-    monkeypatch.setattr(conducting, "run_trial", pretend)
-    assert trial in conducting.conduct(planned.ladder, open_store(tmp_path), planned.matched, 0)
+    monkeypatch.setattr(trials, "run_trial", pretend)
+    assert trial in trials.conduct(planned.ladder, open_store(tmp_path), planned.matched, 0)
     assert not (tmp_path / trial.folder / "checkpoints").exists()
 
 
 def trained_with(config, *options: str):
     """The config of a run of the study with these options."""
     matched = next(iter(study_plan.make(replace(design.read(config), options=options)).matched.values()))
-    return running.config_of_trial(Trial(Cell("tiny", "base"), 1e-2, 0), matched.config)
+    return measurement.config_of_trial(Trial(Cell("tiny", "base"), 1e-2, 0), matched.config)
 
 
 def test_a_run_has_no_panel_of_its_layers(config):
@@ -176,7 +176,7 @@ def test_a_run_saves_once_a_minute_or_less_often(config, options, seconds):
 
 def test_a_rate_at_the_edge_is_told_for_each_size_that_tunes(config, tmp_path, monkeypatch):
     time_nothing(monkeypatch)
-    monkeypatch.setattr(conducting, "run_trial", pretend)
+    monkeypatch.setattr(trials, "run_trial", pretend)
     run([*config, "--config.probes=()"], tmp_path)
     results = read_object(tmp_path / "results.json")
     here = results["sizes"]["tiny"]
@@ -189,20 +189,20 @@ def test_a_rate_at_the_edge_is_told_for_each_size_that_tunes(config, tmp_path, m
 
 def test_blocks_have_no_rows_of_padding():
     sums = {"nll": np.array([1.0, 2.0, 4.0, 0.0]), "bytes": np.array([2, 2, 2, 0]), "tokens": np.array([1, 1, 1, 0])}
-    assert running.blocks(sums, "loss") == {"values": [1.0, 2.0, 4.0], "sizes": [1, 1, 1]}
+    assert measurement.blocks(sums, "loss") == {"values": [1.0, 2.0, 4.0], "sizes": [1, 1, 1]}
 
 
 def test_the_time_of_a_run_is_that_of_all_its_processes():
     parts = {"step": 8.0, "evaluation": 0.5, "metric": 0.5, "tokens": 99}
     run_of = lambda **seconds: {"seconds": parts | seconds}  # noqa: E731
-    assert running.seconds(run_of(probes=0.5, compile=0.5)) == 10
-    shares = outcome.shares([run_of(compile=1.0, probes=0.0), run_of(probes=1.0)])
+    assert measurement.seconds(run_of(probes=0.5, compile=0.5)) == 10
+    shares = estimates.shares([run_of(compile=1.0, probes=0.0), run_of(probes=1.0)])
     assert shares == pytest.approx({"updates": 0.8, "held-out metrics": 0.1, "probes": 0.05, "overhead": 0.05})
 
 
 def test_a_run_that_resumes_counts_what_it_had():
     counted = []
-    shown = running.Counted(counted.append)
+    shown = measurement.Counted(counted.append)
     for step in (301, 302):
         shown.on_step(step, {})
     assert sum(counted) == 302
@@ -212,5 +212,5 @@ def test_an_arm_of_other_random_numbers_has_other_seeds_in_every_run():
     study = design.read(["--config", "configs/studies/null.py:tiny"])
     trials = [Trial(Cell("tiny", arm), 1e-2, seed) for arm in ("base", "again", "once_more") for seed in (1, TUNING_SEED)]
     made = {arm: matched(study, Cell("tiny", arm), {}).config for arm in study.arms}
-    seeds = [running.config_of_trial(trial, made[trial.cell.arm]).seed for trial in trials]
+    seeds = [measurement.config_of_trial(trial, made[trial.cell.arm]).seed for trial in trials]
     assert seeds == [shift + seed for shift in (0, 10_000, 20_000) for seed in (1, TUNING_SEED)]

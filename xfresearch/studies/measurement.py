@@ -1,4 +1,5 @@
-"""One run of a study: trains with the loop of every run, measures, and writes result.json into the run's directory.
+"""The measurement of one run, of a study or a sweep: trains it with the loop of every run, measures it, and writes
+result.json into its directory. Also what a model would have that knows frequencies alone.
 
 A run that was interrupted goes on at its checkpoint. A finished run has a result. Its checkpoints are removed, unless the
 study keeps them: if the study later measures more, a run without checkpoints is trained again. Runs of other studies count
@@ -10,7 +11,6 @@ points of the curve, are of evaluation.sequences.
 
 import math
 import signal
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,34 +18,39 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
-from etils import epath
 
 from xfresearch.checkpoints import manifest
 from xfresearch.checkpoints.store import steps as saved_steps
+from xfresearch.data.coverage import shares, words
+from xfresearch.data.labelled import LabelledSplit
+from xfresearch.data.labels import trains_on_labels
+from xfresearch.data.pipeline import evaluation_batches, prepare
+from xfresearch.data.tokenizers import tokenizer_for
 from xfresearch.evaluation.losses import summary
 from xfresearch.loading.language_model import LanguageModel
 from xfresearch.options.comparing import RESULT, differences, fingerprint
 from xfresearch.run_config.config import Config
-from xfresearch.runtime.errors import Diverged, UserError
-from xfresearch.runtime.files import exists, inside, read_object, remove_directory, write_json
+from xfresearch.runtime import hardware
+from xfresearch.runtime.errors import Diverged, UserError, require
+from xfresearch.runtime.files import exists, inside, read_object, write_json
 from xfresearch.runtime.schema import ANY, Maybe, check
 from xfresearch.studies import probes
-from xfresearch.studies.cells import Cell, Trial
-from xfresearch.studies.design import Study, rungs
-from xfresearch.studies.frequencies import tokenizer_of
-from xfresearch.studies.matching import Matched
+from xfresearch.studies.allocation import Trial
+from xfresearch.studies.design import Study
 from xfresearch.training.callbacks import Callback
-from xfresearch.training.metrics import read_metrics
+from xfresearch.training.metrics import Clock, read_metrics
+from xfresearch.training.workdir import saved_config
 
 BLOCKS = 64  # of neighbouring held-out sequences, over which the sampling error of the metric is taken
 SAVED_EVERY = 60.0  # seconds: a run of less than a minute saves only at its end
 # The result of a run, in both files. A run that diverged has only some of these keys.
 MADE = {"date": str, "machine": {"cpu": str, "cores": int, "devices": str}, "commit": str, "versions": {ANY: str}}
-MADE |= {"together": Maybe([str])}  # the other runs with which it shared a program (grouping.py)
+MADE |= {"together": Maybe([str])}  # the other runs with which it shared a program (trials.py)
 OF_RUN = {"fingerprint": str, "metric": str, "evaluation": {ANY: Maybe(float)}, "seconds": {ANY: float}, "made": MADE}
 OF_RUN |= {"curve": Maybe([[float]]), "data": Maybe({ANY: str}), "diverged": Maybe(str), "held_out": Maybe(list)}
 OF_RUN |= {"blocks": Maybe({"values": [float], "sizes": [float]}), "probes": Maybe({ANY: Maybe(float)})}
 RATIOS = {"bits_per_byte": ("nll", "bytes"), "loss": ("nll", "tokens"), "accuracy": ("correct", "tokens")}
+ROWS, COUNTED = 256, 16384  # sequences whose tokens are counted: at a time, and of each training corpus
 RESULT_FILE = "result.json"  # of a run
 RUNS_FILE = "runs.json"  # of a study: the results of all its runs
 SHARED_FILE = "together.json"  # of a run that has shared a program: with which runs, until it has a result
@@ -60,6 +65,11 @@ class Counted(Callback):
     def on_step(self, step: int, figures: Mapping[str, float]) -> None:
         self._update(step - self._at)  # the first one of a run that resumes counts those before it
         self._at = step
+
+
+def tokenizer_of(config: Config):
+    """The tokenizer of a run; None for a data set with labels."""
+    return None if trains_on_labels(config.data) else tokenizer_for(config.data)
 
 
 def config_of_trial(trial: Trial, config: Config) -> Config:
@@ -114,46 +124,6 @@ class Wanted(NamedTuple):
         return same and (measured or bool(result.get("diverged")))
 
 
-def wanted_of(study: Study, trial: Trial, config: Config) -> Wanted:
-    """The measures of a run of a cell with this config; the probes of the study only if the run is compared."""
-    return Wanted(config, study.metric, () if trial.tunes else study.probes, study.task_data)
-
-
-class Store(NamedTuple):
-    """The results of a study: its directory, and results that are known from runs.json files by their fingerprint."""
-
-    folder: epath.Path
-    known: Mapping[str, Sequence[dict]]
-    names: dict[Trial, tuple[Config, str]]  # fingerprints that were computed, with the config of the cell
-
-    def find(self, study: Study, trial: Trial, config: Config) -> dict | None:
-        """The result of a run of the cell with this config; None if it has not finished, had another config, measured less,
-        or on other text."""
-        own, file = self._fingerprint(trial, config), inside(self.folder, trial.folder, RESULT_FILE)
-        results = (*([read_result(file)] if exists(file) else []), *self.known.get(own, ()))
-        return next((found for found in results if wanted_of(study, trial, config).is_in(found, own)), None)
-
-    def _fingerprint(self, trial: Trial, config: Config) -> str:
-        before, name = self.names.get(trial, (None, ""))
-        if before is not config:
-            name = fingerprint(config_of_trial(trial, config))
-            self.names[trial] = config, name
-        return name
-
-
-def open_store(workdir, others: Sequence[str] = ()) -> Store:
-    """The results in a study's directory, and in those of other studies. Raises UserError for another one without any."""
-    folder = epath.Path(workdir)
-    known: dict[str, list[dict]] = {}
-    for path in others:
-        if not exists(epath.Path(path) / RUNS_FILE):
-            raise UserError(f"--reuse={path} is not allowed: it must be the directory of a study, which has {RUNS_FILE}")
-    for path in (folder, *map(epath.Path, others)):
-        for wanted, result in read_runs(path).items():
-            known.setdefault(wanted, []).append(result)
-    return Store(folder, known, {})
-
-
 def read_runs(folder) -> dict[str, dict]:
     """{fingerprint: result} of the runs that a study's directory keeps. Raises UserError if the file has none."""
     file = inside(folder, RUNS_FILE)
@@ -191,8 +161,6 @@ def _curve(folder, metric: str) -> list[tuple[int, float]]:
 
 def require_same_config(folder, config: Config) -> None:
     """Raises UserError if the directory has a run with other options that decide its result."""
-    from xfresearch.training.workdir import saved_config
-
     before = saved_config(folder)
     changed = differences(before, config, deciding=RESULT) if before else []
     if changed:
@@ -211,10 +179,8 @@ def _timed(spent: dict[str, float], name: str) -> Iterator[None]:
 
 def _made(together: Sequence[str]) -> dict:
     """When, where, with what and together with which runs a run was made."""
-    from xfresearch.runtime.hardware import describe_machine, git_commit, versions
-
-    made = {"date": time.strftime("%Y-%m-%d"), "machine": describe_machine(), "commit": git_commit()}
-    return made | {"versions": versions()} | ({"together": list(together)} if together else {})
+    made = {"date": time.strftime("%Y-%m-%d"), "machine": hardware.describe_machine(), "commit": hardware.git_commit()}
+    return made | {"versions": hardware.versions()} | ({"together": list(together)} if together else {})
 
 
 def shared_with(folder, now: Sequence[str] = ()) -> list[str]:
@@ -226,52 +192,11 @@ def shared_with(folder, now: Sequence[str] = ()) -> list[str]:
     return sorted({*before, *now})
 
 
-def check_figures(study: Study, configs: Mapping[Cell, Config]) -> None:
-    """Raises UserError if a probe names a figure of an analysis that no arm has, before anything is trained."""
-    import jax
-
-    from xfresearch.models import transformer
-
-    def models() -> Iterator[LanguageModel]:
-        first = rungs(study)[0].name
-        for config in (each for cell, each in configs.items() if cell.rung == first):
-            params = transformer.init(config.model, jax.random.key(0))
-            yield LanguageModel(config.model, params, tokenizer_of(config), config, 0)
-
-    probes.check_figures(study.probes, models())
-
-
-def run_trial(study: Study, store: Store, trial: Trial, matched: Matched, count: Callable[[int], None]) -> dict:
-    """Trains one run, unless it has a result, and returns the result. If it is told to stop, it saves, and the process
-    ends as that of a training run does. Raises UserError as `train_and_measure` does."""
-    from xfresearch.training.workdir import locked
-
-    config = config_of_trial(trial, matched.config)
-    folder = inside(store.folder, trial.folder)
-    with locked(folder):
-        if result := store.find(study, trial, matched.config):
-            return result
-        count(config.steps if result_of_kept(folder, config.steps) else 0)
-        result, stopped_by = train_and_measure(folder, config, wanted_of(study, trial, matched.config), [Counted(count)])
-        if result:
-            tidy(study, folder)
-        end_if_stopped(stopped_by, folder)
-    return result
-
-
-def end_if_stopped(stopped_by: str, folder) -> None:
-    """Ends the process with the code of the signal that stopped the runs in a directory, if there was one."""
-    if stopped_by:
-        print(f"{stopped_by}: saved {folder}; the same command goes on there", file=sys.stderr)
-        sys.exit(128 + signal.Signals[stopped_by])
-
-
 def train_and_measure(folder, config: Config, wanted: Wanted, callbacks: Sequence[Callback]) -> tuple[dict, str]:
     """Locks the directory, trains the run, measures it and writes its result. Returns the result ({} if the run was stopped
     before), and the signal or callback that stopped the run, or ''. Raises UserError if the directory has a run of another
     config, or an unfinished run with other data, code or settings."""
     from xfresearch.training.loop import setup_jax
-    from xfresearch.training.metrics import Clock
 
     require_same_config(folder, config)
     before = result_of_kept(folder, config.steps)
@@ -347,7 +272,67 @@ def same_manifest() -> Iterator[None]:
         ) from error
 
 
-def tidy(study: Study, folder) -> None:
-    """Removes the checkpoints of a run that has a result; the process may have ended before it could."""
-    if not study.keep and (folder / RESULT_FILE).exists() and (folder / "checkpoints").exists():
-        remove_directory(folder, "checkpoints")
+def require_same_data(results: Mapping[Trial, dict]) -> None:
+    """Raises UserError if runs of a size, which may come from other machines, have read different data."""
+    first: dict[tuple[str, str], str] = {}
+    for trial, result in results.items():
+        for name, digest in result.get("data", {}).items():  # a run that diverged has none
+            other = first.setdefault((trial.cell.rung, name), digest)
+            if other != digest:
+                raise UserError(
+                    f"{trial.folder}: its {name} has the digest {digest[:12]}, and that of the other runs {other[:12]}: all "
+                    "runs of a size must read the same data. Use a new directory for the runs with one of the two"
+                )
+
+
+def machine_in_words(described: Mapping) -> str:
+    """'processor, cores, devices' of hardware.describe_machine, and the precision of products if it was set."""
+    precision = described.get("matmul_precision", "default")
+    precise = "" if precision == "default" else f", matmul precision {precision}"
+    cores = f"{described['cores']} core{'s' if described['cores'] > 1 else ''}"
+    return f"{described['cpu']}, {cores}, {described['devices']}{precise}"
+
+
+def short_commit(commit: str) -> str:
+    """The first digits of hardware.git_commit, with its '-dirty'."""
+    digits, dash, dirty = commit.partition("-")
+    return f"{digits[:7] or 'no commit'}{dash}{dirty}"
+
+
+def of_frequencies(config: Config) -> dict[str, float]:
+    """The metrics of evaluation.summary on the held-out data that decide a study, of a model that knows how frequent each
+    token or label is in training data, with add-one smoothing. An arm that does not beat it has learnt nothing."""
+    tokenizer = tokenizer_of(config)
+    weights = np.array(config.data.weights or [1] * len(config.data.corpus))  # shares of the sequences
+    counts_V = np.ones(config.model.vocab_size)
+    for corpus, weight in zip(config.data.corpus, weights / weights.max(), strict=True):
+        counted_V, sequences = np.zeros(len(counts_V)), 0
+        for targets_T, rows in _targets(config, "train", COUNTED, corpus):
+            counted_V += np.bincount(targets_T, minlength=len(counts_V))
+            sequences += rows
+        counts_V += weight * counted_V * (COUNTED / sequences if len(weights) > 1 else 1)
+    nll_V, likeliest = -np.log(counts_V / counts_V.sum()), int(counts_V.argmax())
+    read = _targets(config, config.evaluation.split, config.evaluation.final_sequences)
+    held_out_T = np.concatenate([targets_T for targets_T, _ in read])
+    sums = {"nll": nll_V[held_out_T], "correct": held_out_T == likeliest, "tokens": np.ones(len(held_out_T))}
+    if tokenizer is not None:
+        held_out = prepare(config, config.evaluation.split)
+        assert not isinstance(held_out, LabelledSplit), "labels have no tokenizer"
+        sums["bytes"] = np.asarray(tokenizer.byte_lengths)[held_out_T] * held_out.byte_scale
+    return summary(sums)
+
+
+def check_coverage(study: Study, config: Config) -> str:
+    """How much of the held-out text of a study does not come back from its tokens, in words. Raises UserError if nothing
+    does, and bits per byte decide."""
+    known = shares(prepare(config, config.evaluation.split).meta)
+    allowed = f"'loss' or 'accuracy' with tokenizer {config.data.tokenizer}: nothing of the held-out text comes back"
+    require(study.metric != "bits_per_byte" or known.get("lost_bytes") != 1, "metric", study.metric, allowed)
+    return words(known)
+
+
+def _targets(config: Config, split: str, limit: int, corpus: str | None = None) -> Iterator[tuple[np.ndarray, int]]:
+    """(targets, number of sequences) of each batch of `limit` sequences of a split (0: all)."""
+    for batch in evaluation_batches(prepare(config, split, corpus), ROWS, limit):
+        scored_BL = batch["weights"] > 0
+        yield batch["targets"][scored_BL], int(scored_BL.any(-1).sum())

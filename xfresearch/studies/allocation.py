@@ -1,12 +1,12 @@
-"""The runs of a study. A cell is an arm at a rung of the ladder (a size, with its number of tokens); its runs have different
-learning rates and seeds.
+"""The allocation of runs to arms: which run is the next one. A cell is an arm at a rung of the ladder (a size, with its
+number of tokens); its runs, the trials, have different learning rates and seeds.
 
 At the rungs of `tune_at`, or at all, rates.py says which rates run, with seeds that no comparison uses. Then the seeds run
 at every rung, with the rate that was chosen there, or that was carried to it. All of this follows from the results so far:
 an interrupted study goes on, and any number of processes and machines may take runs that are ready.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -39,12 +39,17 @@ class Trial(NamedTuple):
 
 
 Results = Mapping[Trial, float]  # the metric of finished runs, where less is better; NaN or infinite if a run diverged
-Pairs = Mapping[str, int] | None  # {arm: the pairs of runs that it needs} (interim.py); None: all pairs
+Pairs = Mapping[str, int] | None  # {arm: the pairs of runs that it needs} (verdicts.py); None: all pairs
 
 
 def arms(study: Study) -> list[str]:
     """The baseline first."""
     return [study.baseline, *(arm for arm in study.arms if arm != study.baseline)]
+
+
+def compared(study: Study) -> list[str]:
+    """The arms beside the baseline."""
+    return arms(study)[1:]
 
 
 def cells(study: Study) -> list[Cell]:
@@ -71,7 +76,7 @@ def tried(results: Results, cell: Cell) -> dict[float, list[float]]:
     return by_rate
 
 
-class Choice(NamedTuple):
+class RateChoice(NamedTuple):
     """The state of the choice of a cell's learning rate: the runs that can start now, those that have ended, and the rate
     (None: not known yet, or all runs diverged)."""
 
@@ -105,12 +110,12 @@ class Ladder(NamedTuple):
         """The learning rate that decides in a cell; None as long as it is not known, or if all rates diverged."""
         return self._rate({source: self._choice(results, source) for source in self.sources(cell)}, cell)
 
-    def _choice(self, results: Results, cell: Cell) -> Choice:
+    def _choice(self, results: Results, cell: Cell) -> RateChoice:
         """What is known of the rate of a rung that tunes."""
         by_rate, pending = tried(results, cell), self.tuning(results, cell)
-        return Choice(pending, by_rate, None if pending else rates.chosen(by_rate, self.study.rate_runs))
+        return RateChoice(pending, by_rate, None if pending else rates.chosen(by_rate, self.study.rate_runs))
 
-    def _rate(self, choices: Mapping[Cell, Choice], cell: Cell) -> float | None:
+    def _rate(self, choices: Mapping[Cell, RateChoice], cell: Cell) -> float | None:
         sources = self.sources(cell)
         each_T = [choices[source] for source in sources]
         known_T = [each.rate for each in each_T if each.rate is not None]
@@ -153,8 +158,3 @@ class Ladder(NamedTuple):
 def seeded(cell: Cell, rate: float, number: int) -> list[Trial]:
     """The paired runs of a cell."""
     return [Trial(cell, rate, seed) for seed in range(number)]
-
-
-def extensions(study: Study, trials: Iterable[Trial]) -> list[Trial]:
-    """The runs at learning rates beyond the grid, which are not planned."""
-    return [trial for trial in trials if trial.tunes and trial.rate not in study.rates]

@@ -7,8 +7,8 @@ import pytest
 from scipy import stats
 
 from xfresearch.runtime.errors import UserError
-from xfresearch.studies import rates, statistics
-from xfresearch.studies.statistics import paired
+from xfresearch.studies import estimates, rates
+from xfresearch.studies.verdicts import paired
 
 
 def runs(rng, n: int, effect: float = 0.0, shared: float = 0.9, deviation: float = 1.0):
@@ -64,7 +64,7 @@ def test_runs_that_are_equal_differ_by_nothing():
 
 def test_the_interval_of_the_noise_contains_the_truth_at_the_stated_rate():
     rng = np.random.default_rng(6)
-    listed = [statistics.noise(rng.normal(3.0, 0.2, 5)) for _ in range(2000)]
+    listed = [estimates.noise(rng.normal(3.0, 0.2, 5)) for _ in range(2000)]
     assert np.mean([low <= 0.2 <= high for _, low, high in listed]) == pytest.approx(0.95, abs=0.015)
     assert listed[0][1] < listed[0][0] < listed[0][2]
 
@@ -81,25 +81,25 @@ def test_the_best_rate_may_lie_at_the_edge():
 
 
 def test_sensitivity_is_the_mean_rise_over_the_best_rate():
-    assert statistics.sensitivity({1e-3: 2.0, 3e-3: 1.5, 1e-2: math.nan}, 6.0) == pytest.approx((0.5 + 0.0 + 4.5) / 3)
-    assert statistics.sensitivity({1e-3: 9.0, 3e-3: 1.5}, 6.0) == pytest.approx(4.5 / 2)
-    assert math.isnan(statistics.sensitivity({1e-3: math.nan, 3e-3: math.inf}, 6.0))
+    assert estimates.sensitivity({1e-3: 2.0, 3e-3: 1.5, 1e-2: math.nan}, 6.0) == pytest.approx((0.5 + 0.0 + 4.5) / 3)
+    assert estimates.sensitivity({1e-3: 9.0, 3e-3: 1.5}, 6.0) == pytest.approx(4.5 / 2)
+    assert math.isnan(estimates.sensitivity({1e-3: math.nan, 3e-3: math.inf}, 6.0))
 
 
 def test_the_compute_saved_at_equal_loss_is_that_of_a_power_law():
     cost = np.geomspace(1.0, 100.0, 30)
     baseline = np.stack([cost, -np.log(cost)], 1)
     arm = np.stack([cost, -np.log(2 * cost)], 1)  # needs half the cost
-    saved, lost = statistics.saved_at_equal_loss(arm, baseline)
+    saved, lost = estimates.saved_at_equal_loss(arm, baseline)
     assert saved == pytest.approx(0.5) and math.isnan(lost)
-    assert statistics.saved_at_equal_loss(baseline, arm)[1] == pytest.approx(0.5)
-    assert statistics.saved_at_equal_loss(baseline, baseline) == pytest.approx((0.0, 0.0))
+    assert estimates.saved_at_equal_loss(baseline, arm)[1] == pytest.approx(0.5)
+    assert estimates.saved_at_equal_loss(baseline, baseline) == pytest.approx((0.0, 0.0))
     at_once = np.array([[1.0, -99.0]])
-    assert statistics.saved_at_equal_loss(at_once, baseline)[0] == pytest.approx(0.99)
+    assert estimates.saved_at_equal_loss(at_once, baseline)[0] == pytest.approx(0.99)
 
 
 def test_compute_after_the_last_loss_is_reached_is_not_saved():
     """The baseline has its last loss at a cost of 10, and the arm at 20: the arm saves nothing, and the baseline a half."""
     baseline = np.array([[5.0, 1.0], [10.0, 0.0], [40.0, 0.0]])
     arm = np.array([[5.0, 1.0], [20.0, 0.0], [40.0, 0.0]])
-    assert statistics.saved_at_equal_loss(arm, baseline) == pytest.approx((-1.0, 0.5))
+    assert estimates.saved_at_equal_loss(arm, baseline) == pytest.approx((-1.0, 0.5))
