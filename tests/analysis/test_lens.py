@@ -13,8 +13,8 @@ from tests.tiny_runs import tiny_model
 from tests.tolerances import TOLERANCE, relative_error
 from xfresearch import analysis
 from xfresearch.analysis import coefficients
-from xfresearch.analysis.attribution import attributed
 from xfresearch.analysis.contributions import contributions, directions, not_followed, recorded
+from xfresearch.analysis.lens import attributed
 from xfresearch.analysis.sequences import Sequences
 from xfresearch.models import layers
 from xfresearch.models.memories import memory as memory_of

@@ -11,7 +11,7 @@ from tests.contracts.variants import model
 from tests.tiny_runs import tiny_config, tiny_model
 from xfresearch import LanguageModel, analysis
 from xfresearch.analysis.coefficients import of_keys, sites
-from xfresearch.analysis.patterns import occurrences, patterns
+from xfresearch.analysis.memories import occurrences, patterns
 from xfresearch.analysis.sequences import Sequences
 from xfresearch.analysis.triggers import empty, update
 from xfresearch.models import transformer

@@ -10,59 +10,51 @@ Of the weights w_ls of query l of the decoder on token s of the source, for each
 Tokens of two sequences have no distance, so there is none here. `by_class` and `even_by_class` are those of the source.
 """
 
-from functools import cache
-
 import jax.numpy as jnp
 import numpy as np
 
-from xfresearch.analysis.heads import beside_tokens, matrices, mean_of_queries, measured, strongest
-from xfresearch.analysis.passes import by_layer, depth_of, wide
-from xfresearch.analysis.result import HeatMap, Part
+from xfresearch.analysis.heads import OF_MATRICES, beside_tokens, mean_of_queries, measured, part_of
+from xfresearch.analysis.passes import wide
+from xfresearch.analysis.result import Part
 from xfresearch.analysis.sequences import Sequences, passed
-from xfresearch.analysis.token_classes import by_class, classes, even
 from xfresearch.analysis.token_text import shown
 from xfresearch.models.sublayers import Sublayer
 from xfresearch.models.taps import captured, request
-from xfresearch.runtime.summaries import mean_interval, mean_of_known
+from xfresearch.pages.figures import SHARE, SIGNED, HeatMap, Shown
+from xfresearch.runtime.summaries import mean_of_known
 
 SITES = ("weights", "coefficients", "sink_weight")
-TITLES = {
-    "first": ("First token", "mean weight on the first token of the source"),
-    "last": ("Last token", "mean weight on the last token of the source"),
-    "same": ("Same token", "mean weight on tokens of the source that equal the token that is read"),
-    "next": ("Next token", "mean weight on tokens of the source that equal the token that is predicted"),
-    "slots": ("Memory slots", "mean weight on all memory slots together"),
-    "sink": ("Sink", "mean weight on the sink"),
-    "entropy": ("Entropy", "of the weights, in nats"),
-    "rank": ("Rank of W_Q W_K", "effective rank, at most the head's size"),
-    "copying": ("Copying", "eigenvalues of the OV circuit: 1 copies every token of the source"),
-    "matching": ("Matching", "eigenvalues of the QK circuit: 1 attends to equal tokens of the source"),
+SHOWN = {
+    "first": Shown("First token", "mean weight on the first token of the source", *SHARE),
+    "last": Shown("Last token", "mean weight on the last token of the source", *SHARE),
+    "same": Shown("Same token", "mean weight on tokens of the source that equal the token that is read", *SHARE),
+    "next": Shown("Next token", "mean weight on tokens of the source that equal the token that is predicted", *SHARE),
+    "slots": Shown("Memory slots", "mean weight on all memory slots together", *SHARE),
+    "sink": Shown("Sink", "mean weight on the sink", *SHARE),
+    "entropy": Shown("Entropy", "of the weights, in nats"),
+    **OF_MATRICES,
+    "copying": Shown("Copying", "eigenvalues of the OV circuit: 1 copies every token of the source", *SIGNED),
+    "matching": Shown("Matching", "eigenvalues of the QK circuit: 1 attends to equal tokens of the source", *SIGNED),
 }
-STRONGEST = ("first", "last", "same", "next", "slots", "copying", "matching")
-SIGNED = ("copying", "matching")
+RANKED = ("first", "last", "same", "next", "slots", "copying", "matching")
 EXAMPLE = 24  # tokens of the first pair in the pictures
 
 
 def part(lm, rows: Sequences, mixers: list[Sublayer]) -> Part:
     """The figures above of these sublayers: .data as those of attention.py, and pattern [sublayers, H, L, S], the weights of
     the first row, without padding, NaN for heads that a sublayer does not have."""
-    figures = measured(lm, rows, mixers, SITES, statistics_of, "cross-attention")
-    received, depth = figures.pop("received"), depth_of(lm.config, mixers)
-    per_row = {name: by_layer(values, mixers, depth).swapaxes(0, 1) for name, values in figures.items()}
-    arrays = {name: mean_of_known(value, 0) for name, value in per_row.items()} | matrices(lm, mixers)
-    summary = {title: mean_interval(mean_of_known(per_row[n], (1, 2))) for n, (title, _) in TITLES.items() if n in per_row}
-    arrays |= {f"{name}_rows": value for name, value in per_row.items()}
-    if lm.tokenizer is not None:
-        class_V, read = classes(lm.tokenizer, lm.config.vocab_size), rows.of_source
-        by_path = {path: by_class(value, read.tokens_NL, class_V) for path, value in received.items()}
-        seen_BLS = np.array(rows.inputs.real_NL)[:, :, None] & np.array(read.real_NL)[:, None]
-        arrays |= {"by_class": by_layer(by_path, mixers, depth), "even_by_class": even(read.tokens_NL, class_V, seen_BLS)}
-    arrays["pattern"], names = pattern(lm, rows, mixers)
-    return Part(arrays, summary, _pictures(arrays, mixers, names), (strongest(arrays, STRONGEST, TITLES),))
+    figures = measured(lm, rows, mixers, SITES, statistics, "cross-attention")
+    seen_BLS = np.array(rows.inputs.real_NL)[:, :, None] & np.array(rows.of_source.real_NL)[:, None]
+    found = part_of(lm, mixers, figures, rows.of_source, seen_BLS, SHOWN, RANKED)
+    pattern_XHLS, names = pattern(lm, rows, mixers)
+    pictures = (*found.pictures, *_examples(pattern_XHLS, mixers, names))
+    return found._replace(data=found.data | {"pattern": pattern_XHLS}, pictures=pictures)
 
 
 def statistics(values: dict, sink: bool) -> dict:
     """{name: [B, H]} of one sublayer's weights; see the top of the file. sink: whether the last coefficient is a sink's."""
+    if "weights" not in values:
+        return {}
     w_BHLS = wide(values["weights"])
     m_BHLM = values.get("sink_weight", values.get("coefficients"))
     of_source_BS, real_BS = values["source_tokens"], values["source_real"]
@@ -84,16 +76,6 @@ def statistics(values: dict, sink: bool) -> dict:
     return {name: mean_of_queries(x_BHL, values["real"]) for name, x_BHL in of_queries.items()}
 
 
-@cache
-def statistics_of(sink: bool):
-    """`statistics` with its option, as one function object for all calls, so that they share a compiled program."""
-
-    def all_of(values: dict) -> dict:
-        return statistics(values, sink) if "weights" in values else {}
-
-    return all_of
-
-
 def pattern(lm, rows: Sequences, mixers: list[Sublayer]) -> tuple[np.ndarray, tuple[tuple[str, ...], tuple[str, ...]]]:
     """The weights [sublayers, H, L, S] in the first row, and the texts of its tokens and of those of its source."""
     first = rows.chosen(slice(0, 1))
@@ -112,16 +94,10 @@ def pattern(lm, rows: Sequences, mixers: list[Sublayer]) -> tuple[np.ndarray, tu
     return weights, (predicted, of_source)
 
 
-def _pictures(arrays: dict, mixers: list[Sublayer], names: tuple) -> tuple[HeatMap, ...]:
-    pictures = []
-    for name, (title, caption) in TITLES.items():
-        if name in arrays:
-            low, high = (-1.0, 1.0) if name in SIGNED else (0.0, None)
-            pictures.append(HeatMap(title, caption, arrays[name], "layer", "head", low, high))
+def _examples(pattern_XHLS: np.ndarray, mixers: list[Sublayer], names: tuple) -> list[HeatMap]:
+    """The weights of each sublayer in the first row."""
     caption = "mean weight of the heads in the first pair, of the query that predicts a row's token, from the bottom: "
     caption += " ".join(names[0][:EXAMPLE])
-    for each, w_HLS in zip(mixers, arrays["pattern"], strict=True):
-        shown_LS = mean_of_known(w_HLS, 0)[:EXAMPLE, :EXAMPLE]
-        title = f"Weights of {each.path}"
-        pictures.append(HeatMap(title, caption, shown_LS, "predicted token", "source", 0.0, None, names[1][:EXAMPLE]))
-    return tuple(pictures)
+    axes = "predicted token", "source", *SHARE, names[1][:EXAMPLE]
+    means = [mean_of_known(w_HLS, 0)[:EXAMPLE, :EXAMPLE] for w_HLS in pattern_XHLS]
+    return [HeatMap(f"Weights of {each.path}", caption, w, *axes) for each, w in zip(mixers, means, strict=True)]

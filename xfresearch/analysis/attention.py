@@ -18,42 +18,35 @@ occurrence of the current one, and `duplicate`, the weight on that occurrence.
 Of the matrices `rank`, `copying` and `matching`: heads.py. Of cross-attention: alignment.py.
 """
 
-from functools import cache, partial
-
 import jax.numpy as jnp
 import numpy as np
 
 from xfresearch.analysis import alignment
-from xfresearch.analysis.heads import beside_tokens, matrices, mean_of_queries, measured, strongest
-from xfresearch.analysis.passes import about, again, by_layer, by_stack, depth_of, half_of, measure, wide
+from xfresearch.analysis.heads import OF_MATRICES, beside_tokens, given, mean_of_queries, measured, part_of
+from xfresearch.analysis.passes import about, again, by_stack, half_of, measure, wide
 from xfresearch.analysis.registry import analysis
-from xfresearch.analysis.result import HeatMap, Part, Result, Table, joined
+from xfresearch.analysis.result import Part, Result, joined
 from xfresearch.analysis.sequences import ROWS, Sequences, sequences
-from xfresearch.analysis.token_classes import CLASSES, by_class, classes, even, seen
+from xfresearch.analysis.token_classes import seen
 from xfresearch.models.model_config import ModelConfig
 from xfresearch.models.sublayers import Sublayer
-from xfresearch.runtime.summaries import mean_interval, mean_of_known
+from xfresearch.pages.figures import SHARE, SIGNED, Shown
 
 SITES = ("weights", "coefficients", "sink_weight", "heads", "value")
-TITLES = {
-    "first": ("First token", "mean weight on the first token of the row"),
-    "previous": ("Previous token", "mean weight on the token before"),
-    "self": ("Itself", "mean weight on the token itself"),
-    "distance": ("Distance", "mean distance to the token that is attended to, in tokens"),
-    "slots": ("Memory slots", "mean weight on all memory slots together"),
-    "sink": ("Sink", "mean weight on the sink"),
-    "entropy": ("Entropy", "of the weights, in nats"),
-    "own_value": ("Own value", "cosine of a head's output and the value of its own token"),
-    "induction": ("Induction", "mean weight on the token after the last occurrence, on repeated random tokens"),
-    "duplicate": ("Duplicates", "mean weight on the last occurrence, on repeated random tokens"),
-    "rank": ("Rank of W_Q W_K", "effective rank, at most the head's size"),
-    "copying": ("Copying", "eigenvalues of the OV circuit: 1 copies every token"),
-    "matching": ("Matching", "eigenvalues of the QK circuit: 1 attends to equal tokens"),
-    "span": ("Span", "learned span, in tokens"),
+SHOWN = {
+    "first": Shown("First token", "mean weight on the first token of the row", *SHARE),
+    "previous": Shown("Previous token", "mean weight on the token before", *SHARE),
+    "self": Shown("Itself", "mean weight on the token itself", *SHARE),
+    "distance": Shown("Distance", "mean distance to the token that is attended to, in tokens"),
+    "slots": Shown("Memory slots", "mean weight on all memory slots together", *SHARE),
+    "sink": Shown("Sink", "mean weight on the sink", *SHARE),
+    "entropy": Shown("Entropy", "of the weights, in nats"),
+    "own_value": Shown("Own value", "cosine of a head's output and the value of its own token", *SIGNED),
+    "induction": Shown("Induction", "mean weight on the token after the last occurrence, on repeated random tokens", *SHARE),
+    "duplicate": Shown("Duplicates", "mean weight on the last occurrence, on repeated random tokens", *SHARE),
+    **OF_MATRICES,
 }
-SHARES = ("first", "previous", "self", "slots", "sink", "induction", "duplicate")
-STRONGEST = ("first", "previous", "induction", "duplicate", "slots", "copying")
-SIGNED = ("copying", "matching", "own_value")
+RANKED = ("first", "previous", "induction", "duplicate", "slots", "copying")
 
 
 def applies(model: ModelConfig) -> str:
@@ -82,29 +75,11 @@ def attention(lm, data=None, count: int = ROWS, sequence_length: int = 0, seed: 
 
 def _of_stack(lm, rows: Sequences, repeated: Sequences | None, half: int, mixers: list[Sublayer]) -> Part:
     """The figures of the mixers of one stack."""
-    figures = measured(lm, rows, mixers, SITES, statistics_of, "attention")
-    received = figures.pop("received")
+    figures = measured(lm, rows, mixers, SITES, statistics, "attention")
     if repeated is not None:
-        figures |= measure(lm, repeated, mixers, ["weights"], repetition_of(half), title="induction")
-    depth = depth_of(lm.config, mixers)
-    per_row = {name: by_layer(values, mixers, depth).swapaxes(0, 1) for name, values in figures.items()}
-    per_row = {name: value for name, value in per_row.items() if not np.isnan(value).all()}
-    values = {name: mean_of_known(value, 0) for name, value in per_row.items()} | matrices(lm, mixers)
-    shown = [name for name in TITLES if name in per_row]
-    summary = {TITLES[name][0]: mean_interval(mean_of_known(per_row[name], (1, 2))) for name in shown}
-    of_rows = {f"{name}_rows": value for name, value in per_row.items()}
-    arrays = values | of_rows | _classes(lm, rows.inputs.of(mixers[0].prefix), mixers, received)
-    return Part(arrays, summary, _pictures(arrays), _tables(arrays))
-
-
-def _classes(lm, rows: Sequences, mixers: list[Sublayer], received: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """by_class and even_by_class."""
-    if lm.tokenizer is None:
-        return {}
-    class_V = classes(lm.tokenizer, lm.config.vocab_size)
-    by_path = {path: by_class(value, rows.tokens_NL, class_V) for path, value in received.items()}
-    even_C = even(rows.tokens_NL, class_V, seen(rows, mixers[0].place.causal))
-    return {"by_class": by_layer(by_path, mixers, depth_of(lm.config, mixers)), "even_by_class": even_C}
+        figures |= measure(lm, repeated, mixers, ["weights"], given(repetition, half=half), title="induction")
+    read = rows.inputs.of(mixers[0].prefix)
+    return part_of(lm, mixers, figures, read, seen(read, mixers[0].place.causal), SHOWN, RANKED)
 
 
 def statistics(values: dict, sink: bool) -> dict:
@@ -122,6 +97,7 @@ def statistics(values: dict, sink: bool) -> dict:
         "distance": (w_BHLS * abs(distance_LS)).sum(-1),
         **beside_tokens(w_BHLS, None if m_BHLM is None else wide(m_BHLM), sink),
         **_own_value(values),
+        "received": w_BHLS,
     }
     counted_BL = _counted(values)
     return {name: mean_of_queries(x_BHL, counted_BL) for name, x_BHL in of_queries.items()}
@@ -144,24 +120,6 @@ def _own_value(values: dict) -> dict:
     return {"own_value": cosines_BLH.swapaxes(1, 2)}
 
 
-@cache
-def statistics_of(sink: bool):
-    """`statistics` with its option, and `received` [B, H, S], the mean weight on each token: one function object for all
-    calls and checkpoints, so that they share a compiled program."""
-
-    def all_of(values: dict) -> dict:
-        figures = statistics(values, sink)
-        return figures and figures | {"received": mean_of_queries(wide(values["weights"]), _counted(values))}
-
-    return all_of
-
-
-@cache
-def repetition_of(half: int):
-    """`repetition` with its option, for the same reason."""
-    return partial(repetition, half=half)
-
-
 def repetition(values: dict, half: int) -> dict:
     """{name: [B, H]}: weights on the last occurrence of the current token, and on the token after it."""
     if "weights" not in values or values["weights"].ndim != 4:
@@ -172,32 +130,3 @@ def repetition(values: dict, half: int) -> dict:
         "induction": w_BHLS[:, :, second, second - half + 1].mean(-1),
         "duplicate": w_BHLS[:, :, second, second - half].mean(-1),
     }
-
-
-def _pictures(values: dict[str, np.ndarray]) -> tuple[HeatMap, ...]:
-    pictures = []
-    for name, (title, caption) in TITLES.items():
-        if name in values:
-            low, high = (0.0, None) if name in SHARES else (-1.0, 1.0) if name in SIGNED else (None, None)
-            pictures.append(HeatMap(title, caption, values[name], "layer", "head", low, high))
-    if "by_class" in values:
-        shares = mean_of_known(values["by_class"], 1)
-        texts = tuple(tuple(f"{share:.2f}" for share in row) for row in shares)
-        caption = "mean weight on tokens of a class, of all heads"
-        pictures.append(HeatMap("Classes of tokens", caption, shares, "layer", "class", 0.0, None, CLASSES, texts))
-    return tuple(pictures)
-
-
-def _tables(values: dict[str, np.ndarray]) -> tuple[Table, ...]:
-    """The strongest heads of each kind, and those with the most weight on each class of tokens."""
-    table = strongest(values, STRONGEST, TITLES)
-    if "by_class" not in values:
-        return (table,)
-    lines = []
-    for number, name in enumerate(CLASSES):
-        grid = np.nan_to_num(values["by_class"][..., number], nan=-1.0)
-        layer, head = np.unravel_index(grid.argmax(), grid.shape)
-        mean, even_share = mean_of_known(values["by_class"][..., number]), values["even_by_class"][number]
-        lines.append((name, *(round(float(share), 4) for share in (mean, even_share, grid[layer, head])), f"{layer}.{head}"))
-    titles = ("class", "mean of all heads", "equal weights", "most of a head", "head")
-    return (table, Table("Classes of tokens", "mean weight on the tokens of a class", titles, lines))

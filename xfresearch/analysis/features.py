@@ -22,7 +22,7 @@ from xfresearch.analysis import sparse
 from xfresearch.analysis.keys_page import keys_page
 from xfresearch.analysis.passes import about
 from xfresearch.analysis.registry import analysis
-from xfresearch.analysis.result import LineChart, Result, Table
+from xfresearch.analysis.result import Result
 from xfresearch.analysis.sequences import Sequences, batches, mean_of_tokens, sequences, training_rows
 from xfresearch.analysis.tap_vectors import BATCH, Shuffled, activations, one_tap, stack_of, width_of
 from xfresearch.analysis.triggers import empty, update
@@ -33,6 +33,7 @@ from xfresearch.models.stack import ends_with, layer_ends
 from xfresearch.models.tap_aliases import lens_names
 from xfresearch.models.taps import of_encoder
 from xfresearch.pages.charts import with_interval
+from xfresearch.pages.figures import LineChart, Table, table_of
 from xfresearch.runtime.errors import UserError
 from xfresearch.runtime.progress import stage
 from xfresearch.runtime.summaries import mean_interval, ratio_interval
@@ -46,7 +47,7 @@ TOKENS = 1024  # of a batch
 TOGETHER = 8  # batches of a pass of the model
 WIDTHS = (2, 4, 8)  # sizes of the dictionaries, by default
 STREAM = ("embed", "before", "residual", "out")  # values in the space of the residual stream
-FIGURES = ("L0", "unexplained variance", "loss recovered", "dead")
+FIGURES = {"L0": "l0", "unexplained variance": "unexplained", "loss recovered": "recovered", "dead": "dead"}
 
 
 @analysis(predicts_next, "sparse dictionaries of a tap: what they leave out, and what triggers them")
@@ -230,8 +231,7 @@ def _result(lm, line: str, rows: Sequences, taps, dictionaries: dict, measured: 
         title = f"{F} features of {taps[1]}"
         files[f"features_{F}.html"] = keys_page(lm, title, line, tokens_NL, at_FT, f_FT, words_FW, "features")
         files |= _folder(lm, taps, F, dictionaries[F], tokens_NL.shape[1])
-    for name, short in zip(FIGURES, ("l0", "unexplained", "recovered", "dead"), strict=True):
-        data[short] = np.array([value for value, _ in figures[name]])
+    data |= {short: np.array([value for value, _ in figures[name]]) for name, short in FIGURES.items()}
     summary = {f"{name}, {F} features": figures[name][n] for n, F in enumerate(sizes) for name in FIGURES}
     summary |= {"loss": mean_interval(data["loss"]), "loss with the mean": mean_interval(data["ablated_loss"])}
     return Result("features", line, lm.step, data, summary, _pictures(sizes, figures), (_table(data),), files)
@@ -249,19 +249,13 @@ def _folder(lm, taps, size: int, dictionary: sparse.Dictionary, length: int) -> 
 def _pictures(sizes, figures: dict) -> tuple[LineChart, ...]:
     captions = {"L0": "coefficients above 0 per token", "unexplained variance": "share", "dead": "share of features"}
     captions["loss recovered"] = "1: the model's loss, 0: that with the mean"
-    charts = []
-    for name, values in figures.items():
-        points = np.array([(F, *pair) for F, pair in zip(sizes, values, strict=True)])
-        charts.append(LineChart(name, f"{captions[name]}, by number of features", tuple(with_interval(points))))
-    return tuple(charts)
+    points = {name: np.array([(F, *pair) for F, pair in zip(sizes, of, strict=True)]) for name, of in figures.items()}
+    return tuple(
+        LineChart(name, captions[name], "number of features", tuple(with_interval(of))) for name, of in points.items()
+    )
 
 
 def _table(data: dict) -> Table:
-    names = ("l0", "unexplained", "recovered", "dead")
-    lines = [
-        (str(F), *(round(float(data[name][n]), 4) for name in names), round(float(data["replaced_loss"][:, n].mean()), 4))
-        for n, F in enumerate(data["sizes"])
-    ]
-    titles = ("features", *FIGURES, "loss")
+    columns = {name: data[short] for name, short in FIGURES.items()} | {"loss": data["replaced_loss"].mean(0)}
     caption = "loss: with the prediction instead of the target; dead: not used by any token of these rows"
-    return Table("Dictionaries", caption, titles, lines)
+    return table_of("Dictionaries", caption, "features", data["sizes"], columns)

@@ -11,34 +11,74 @@ so its heads have no `copying`.
 """
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import cache, partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from xfresearch.analysis.passes import by_layer, depth_of, measure
-from xfresearch.analysis.result import Table
+from xfresearch.analysis.passes import by_layer, measure
+from xfresearch.analysis.result import Part, over_rows
 from xfresearch.analysis.sequences import Sequences
+from xfresearch.analysis.token_classes import CLASSES, by_class, classes, even
 from xfresearch.models import transformer
 from xfresearch.models.mixers.softmax.config import longest
 from xfresearch.models.sublayers import Bound, Sublayer
+from xfresearch.pages.figures import SHARE, SIGNED, HeatMap, Shown, Table, heat_maps, table
+from xfresearch.runtime.summaries import mean_of_known
+
+OF_MATRICES = {
+    "rank": Shown("Rank of W_Q W_K", "effective rank, at most the head's size"),
+    "copying": Shown("Copying", "eigenvalues of the OV circuit: 1 copies every token", *SIGNED),
+    "matching": Shown("Matching", "eigenvalues of the QK circuit: 1 attends to equal tokens", *SIGNED),
+    "span": Shown("Span", "learned span, in tokens"),
+}
 
 
 def measured(
-    lm, rows: Sequences, mixers: list[Sublayer], sites: tuple[str, ...], statistics_of: Callable, title: str
+    lm, rows: Sequences, mixers: list[Sublayer], sites: tuple[str, ...], statistics: Callable, title: str
 ) -> dict[str, dict[str, np.ndarray]]:
-    """{name: {path of a mixer: [N, ...]}} of all mixers (passes.measure), with the summary statistics_of(True) for mixers
-    with a sink, whose last coefficient is the sink's, and statistics_of(False) for the others."""
+    """{name: {path of a mixer: [N, ...]}} of all mixers (passes.measure), with the summary `statistics`, whose option is
+    whether the last coefficient of the mixers is a sink's."""
     figures: dict[str, dict[str, np.ndarray]] = {}
     for sink in (False, True):
         if chosen := [each for each in mixers if each.options.sinks == sink]:
-            for name, values in measure(lm, rows, chosen, sites, statistics_of(sink), title=title).items():
+            for name, values in measure(lm, rows, chosen, sites, given(statistics, sink=sink), title=title).items():
                 figures.setdefault(name, {}).update(values)
     return figures
 
 
-def strongest(arrays: Mapping[str, np.ndarray], names: Iterable[str], titles: Mapping[str, tuple[str, str]]) -> Table:
+@cache
+def given(summary: Callable, **option: int) -> Callable:
+    """`summary` with its option, as one function object for all calls and checkpoints, so that they share a compiled
+    program."""
+    return partial(summary, **option)
+
+
+def part_of(lm, mixers: list[Sublayer], figures: dict, read: Sequences, seen_BLS, shown: dict[str, Shown], ranked) -> Part:
+    """The figures of the mixers of one stack, those of their matrices and the weights on classes of tokens.
+
+    figures: those of `measured`, with the weights `received` by the tokens of `read`. seen_BLS: which of these a query sees.
+    ranked: names of the figures whose strongest heads are in a table."""
+    received = figures.pop("received")
+    by_rows = {name: value.swapaxes(0, 1) for name, value in by_layer(lm.config, figures, mixers).items()}
+    known = {name: by_rows[name] for name in shown if name in by_rows and not np.isnan(by_rows[name]).all()}
+    data, summary, *_ = over_rows(known, {name: each.title for name, each in shown.items()})
+    data |= matrices(lm, mixers)
+    pictures, tables = heat_maps(data, shown), [strongest(data, ranked, shown)]
+    if lm.tokenizer is not None:
+        class_V = classes(lm.tokenizer, lm.config.vocab_size)
+        of_classes = {path: by_class(value, read.tokens_NL, class_V) for path, value in received.items()}
+        data |= by_layer(lm.config, {"by_class": of_classes}, mixers)
+        data["even_by_class"] = even(read.tokens_NL, class_V, seen_BLS)
+        caption, shares = "mean weight on tokens of a class, of all heads", mean_of_known(data["by_class"], 1)
+        pictures.append(HeatMap("Classes of tokens", caption, shares, "layer", "class", *SHARE, CLASSES, ".2f"))
+        tables.append(_classes_table(data["by_class"], data["even_by_class"]))
+    return Part(data, summary, tuple(pictures), tuple(tables))
+
+
+def strongest(arrays: Mapping[str, np.ndarray], names: Iterable[str], shown: Mapping[str, Shown]) -> Table:
     """The three heads with the largest values of each of these arrays [N, H] that is there."""
     lines = []
     for name in names:
@@ -46,8 +86,20 @@ def strongest(arrays: Mapping[str, np.ndarray], names: Iterable[str], titles: Ma
             best = np.argsort(np.nan_to_num(arrays[name], nan=-np.inf).ravel())[::-1][:3]
             heads = [divmod(int(at), arrays[name].shape[1]) for at in best]
             cells = [f"{layer}.{head} ({arrays[name][layer, head]:.3f})" for layer, head in heads]
-            lines.append((titles[name][0], *cells, *[""] * (3 - len(cells))))
-    return Table("Strongest heads", "layer.head (value)", ("what", "1", "2", "3"), lines)
+            lines.append((shown[name].title, *cells, *[""] * (3 - len(cells))))
+    return table("Strongest heads", "layer.head (value)", ("what", "1", "2", "3"), lines)
+
+
+def _classes_table(by_class_NHC: np.ndarray, even_C: np.ndarray) -> Table:
+    """The heads with the most weight on each class of tokens."""
+    lines = []
+    for number, name in enumerate(CLASSES):
+        grid = np.nan_to_num(by_class_NHC[..., number], nan=-1.0)
+        layer, head = np.unravel_index(grid.argmax(), grid.shape)
+        mean = mean_of_known(by_class_NHC[..., number])
+        lines.append((name, mean, even_C[number], grid[layer, head], f"{layer}.{head}"))
+    titles = ("class", "mean of all heads", "equal weights", "most of a head", "head")
+    return table("Classes of tokens", "mean weight on the tokens of a class", titles, lines)
 
 
 def beside_tokens(w_BHLS, m_BHLM, sink: bool) -> dict:
@@ -86,7 +138,7 @@ def matrices(lm, mixers: list[Sublayer]) -> dict[str, np.ndarray]:
             of_mixer["span"] = np.asarray(span.fraction[...], np.float64) * longest(options, each.place.max_length)
         for name, value in of_mixer.items():
             figures.setdefault(name, {})[each.path] = value
-    return {name: by_layer(values, mixers, depth_of(lm.config, mixers)) for name, values in figures.items()}
+    return by_layer(lm.config, figures, mixers)
 
 
 def embeddings(lm) -> dict[str, np.ndarray]:

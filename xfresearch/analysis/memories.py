@@ -5,7 +5,7 @@ the layer, y, which the layer adds to it, and the stream o after the layer:
 
     triggers     of each key, the tokens (ends of prefixes) with the t largest coefficients, as far as these are above 0: a
                  key that no token activates has none
-    shared, shared_2, shared_word, agreement: patterns of the triggers, each beside its rate by chance (patterns.py)
+    shared, shared_2, shared_word, agreement: patterns of the triggers, each beside its rate by chance, see below
     active       mean share of the keys whose coefficient is above 0
     composed     share of tokens at which y predicts a token that no active value predicts alone (the paper: at least 68 %)
     refinement   the share of tokens at which the most likely token of o is that of r (`residual`), of y (`written`), of both
@@ -20,8 +20,17 @@ attention reads from tokens. In an encoder the triggers are tokens of the source
 of tokens are NaN there: the final norm and the head do not read its stream. o is after a norm of the sum (post_norm,
 all_attention). r is the stream, as the paper defines it; its released code compares the values with the output o instead of
 y.
+
+Shallow patterns of the triggers (section 3 of the paper), found without a reader, beside their rates by chance: for triggers
+drawn at random from the same rows, and for the values in a random order.
+
+    shared        share of the triggers whose last token at least 2 other triggers of the key have too
+    shared_2      the same for the last two tokens
+    shared_word   the same for the last word: the letters and digits that end in or before the last token
+    agreement     share of keys whose value's most likely token is the token after the key's first trigger
 """
 
+import re
 from collections.abc import Iterator
 from functools import partial
 
@@ -33,11 +42,11 @@ from xfresearch.analysis.coefficients import memory_names, of_keys, sites, subla
 from xfresearch.analysis.contributions import scaled
 from xfresearch.analysis.keys_page import keys_page, text, trigger
 from xfresearch.analysis.passes import about
-from xfresearch.analysis.patterns import patterns
 from xfresearch.analysis.registry import analysis
-from xfresearch.analysis.result import HeatMap, Result, Table
+from xfresearch.analysis.result import Result, over_rows
 from xfresearch.analysis.sequences import Sequences, batches, mean_of_tokens, passed, sequences
 from xfresearch.analysis.tap_vectors import stack_of
+from xfresearch.analysis.token_text import plain
 from xfresearch.analysis.triggers import empty, update
 from xfresearch.analysis.unfinished import Unfinished
 from xfresearch.kernels.dtypes import wide_dtype
@@ -48,8 +57,9 @@ from xfresearch.models.model_config import ModelConfig, predicts_next
 from xfresearch.models.stack import end_formula, ends_with
 from xfresearch.models.stream import Stream
 from xfresearch.models.taps import captured, of_encoder, request
+from xfresearch.pages.figures import HeatMap, Table, table_of
 from xfresearch.runtime.progress import stage
-from xfresearch.runtime.summaries import mean_interval, mean_of_known
+from xfresearch.runtime.summaries import mean_of_known
 
 ROWS = 256
 TOP = 25
@@ -58,6 +68,10 @@ COMPOSED = 16  # rows for the figures of tokens, which read three vectors of eac
 WORDS = 5  # tokens of a value
 SHOWN = 6  # triggers of a key in the report
 PARTS = ("residual", "written", "both", "third")
+REPEATED = 3  # triggers of a key make a pattern, as in the paper
+COMPARED = 500  # keys whose words are compared: words need the tokenizer
+REACH = 12  # tokens in which the last word is looked for
+ORDERS = 20
 CHANCE = ("shared", "shared_2", "shared_word", "agreement")  # figures that have a rate by chance
 
 
@@ -202,16 +216,78 @@ def _composition(model: ModelConfig, refines: bool, params: dict, values: dict, 
     return figures | of_stream
 
 
+def patterns(lm, rows: Sequences, at_KT, value_token_K, seed: int = 0) -> dict[str, float]:
+    """The shares above, and {name_random: by chance}; NaN if there are no triggers. at_KT: numbers of tokens that the model
+    reads, row * L + position; -1 for none. value_token_K: None for values that predict no token, which have no agreement."""
+    tokens_NL, real_T = np.asarray(rows.inputs.tokens_NL), np.flatnonzero(rows.inputs.real_NL)
+    rng = np.random.default_rng(seed)
+    real_KT = at_KT >= 0
+    random_KT = np.where(real_KT, real_T[rng.integers(len(real_T), size=at_KT.shape)], -1)
+    some_K = np.sort(rng.permutation(np.flatnonzero(real_KT.any(1)))[:COMPARED])
+    figures = {}
+    for name, chosen_KT in (("", at_KT), ("_random", random_KT)):
+        last_KT, two_KT = ends(tokens_NL, chosen_KT)
+        figures[f"shared{name}"] = _shared(last_KT, real_KT)
+        figures[f"shared_2{name}"] = _shared(two_KT, real_KT)
+        if lm.tokenizer:
+            figures[f"shared_word{name}"] = _shared(last_words(lm, tokens_NL, chosen_KT[some_K]), real_KT[some_K])
+    return figures if value_token_K is None else figures | agreement(rows, at_KT[:, 0], value_token_K, rng)
+
+
+def ends(tokens_NL, at_KT) -> tuple[np.ndarray, np.ndarray]:
+    """[K, T]: the last token of each trigger, and a number for its last two tokens."""
+    flat = tokens_NL.reshape(-1).astype(np.int64)
+    last_KT = flat[at_KT]
+    before_KT = np.where(at_KT % tokens_NL.shape[1] > 0, flat[at_KT - 1], -1)
+    return last_KT, last_KT * (flat.max() + 2) + before_KT
+
+
+def last_words(lm, tokens_NL, at_KT) -> np.ndarray:
+    """[K, T]: a number for the last word of each trigger; different negative ones for triggers without a word."""
+    numbers: dict[str, int] = {}
+    word_KT = -1 - np.arange(at_KT.size).reshape(at_KT.shape)
+    for place, at in np.ndenumerate(at_KT):
+        row, position = divmod(int(at), tokens_NL.shape[1])
+        read = plain(lm.tokenizer, tokens_NL[row, max(position - REACH, 0) : position + 1])
+        if word := re.findall(r"\w+", read.casefold())[-1:]:
+            word_KT[place] = numbers.setdefault(word[0], len(numbers))
+    return word_KT
+
+
+def _shared(x_KT, real_KT) -> float:
+    """The share of real triggers whose number at least REPEATED real triggers of their key have; NaN if there are none."""
+    if not real_KT.any():
+        return np.nan
+    x_KT = np.where(real_KT, x_KT, np.iinfo(np.int64).min)
+    return float((occurrences(x_KT) >= REPEATED)[real_KT].mean())
+
+
+def occurrences(x_KT) -> np.ndarray:
+    """[K, T]: how often each number occurs in its row."""
+    return np.stack([(x_T[:, None] == x_T).sum(1) for x_T in x_KT])
+
+
+def agreement(rows: Sequences, first_K, value_token_K, rng) -> dict[str, float]:
+    """The share of keys whose value's most likely token follows their first trigger; {} if no trigger has a next token."""
+    has_next_K = (first_K >= 0) & np.asarray(rows.has_next_NL).reshape(-1)[first_K]
+    if not has_next_K.any():
+        return {}
+    own, next_token = value_token_K[has_next_K], np.asarray(rows.next_NL).reshape(-1)[first_K[has_next_K]]
+    by_chance = np.mean([(rng.permutation(own) == next_token).mean() for _ in range(ORDERS)])
+    return {"agreement": float((own == next_token).mean()), "agreement_random": float(by_chance)}
+
+
 def _result(lm, rows: Sequences, data, state: dict, values: dict, seed: int) -> Result:
     names = list(values)
     line = about(lm, rows, data)
     arrays: dict = {"memories": np.array(names), "tokens": rows.inputs.tokens_NL}
     arrays |= {"source": rows.of_source.tokens_NL} if rows.source is not None else {}
-    summary, files = {}, {}
+    summary: dict = {}
+    files = {}
     for figure in ("active", "composed", *PARTS, "changes"):
         rows_NP = np.stack([state[f"{memory}/rows/{figure}"] for memory in names], 1).astype(np.float64)
-        arrays |= {figure: rows_NP.mean(0), f"{figure}_rows": rows_NP}
-        summary[figure] = mean_interval(mean_of_known(rows_NP, 1))
+        of_figure = over_rows({figure: rows_NP})
+        arrays, summary = arrays | of_figure.data, summary | of_figure.summary
     with np.errstate(invalid="ignore", divide="ignore"):
         arrays["third_of_changes"] = arrays["third"] / arrays["changes"]
     arrays |= {name: np.full(len(names), np.nan) for figure in CHANCE for name in (figure, f"{figure}_random")}
@@ -227,14 +303,13 @@ def _result(lm, rows: Sequences, data, state: dict, values: dict, seed: int) -> 
     summary |= {name: (float(mean_of_known(arrays[name])), np.nan) for name in known}
     keys = (_keys_table(lm, arrays, _tokens(stack_of(rows, memory)), memory) for memory in names)
     tables = (*_figures_tables(arrays, known), *keys)
-    return Result("memories", line, lm.step, arrays, summary, _pictures(arrays), tables, files)
+    return Result("memories", line, lm.step, arrays, summary, (_picture(arrays),), tables, files)
 
 
-def _pictures(data: dict) -> tuple[HeatMap, ...]:
+def _picture(data: dict) -> HeatMap:
     shares = np.stack([data[name] for name in PARTS], 1)
     title = "What the layer does to the most likely token"
-    texts = tuple(tuple(f"{share:.2f}" for share in row) for row in shares)
-    return (HeatMap(title, "share of tokens", shares, "memory", "outcome", 0.0, 1.0, PARTS, texts),)
+    return HeatMap(title, "share of tokens", shares, "memory", "outcome", 0.0, 1.0, PARTS, ".2f")
 
 
 def _figures_tables(data: dict, known: list[str]) -> Iterator[Table]:
@@ -242,9 +317,8 @@ def _figures_tables(data: dict, known: list[str]) -> Iterator[Table]:
     of_triggers = "shares of triggers or of keys; random: by chance"
     captions = {"Memories": "shares of keys (active) and of tokens", "Triggers": of_triggers}
     for (title, caption), names in zip(captions.items(), (of_tokens, known), strict=True):
-        numbered = enumerate(data["memories"])
-        lines = [(str(memory), *(round(float(data[name][n]), 4) for name in names)) for n, memory in numbered]
-        yield Table(title, caption, ("memory", *(name.replace("_", " ") for name in names)), lines)
+        columns = {name.replace("_", " "): data[name] for name in names}
+        yield table_of(title, caption, "memory", data["memories"], columns)
 
 
 def _keys_table(lm, data: dict, tokens_NL, memory: str, keys: int = 12) -> Table:

@@ -16,16 +16,17 @@ hide none.
 
 import numpy as np
 
-from xfresearch.analysis.passes import about, by_layer, by_stack, depth_of, measure, wide
+from xfresearch.analysis.passes import about, by_layer, by_stack, measure, wide
 from xfresearch.analysis.registry import analysis
-from xfresearch.analysis.result import HeatMap, Part, Result, Table, joined
+from xfresearch.analysis.result import Part, Result, joined, over_rows
 from xfresearch.analysis.selectable import selectable
 from xfresearch.analysis.sequences import Sequences, sequences
 from xfresearch.models import transformer
 from xfresearch.models.model_config import ModelConfig
 from xfresearch.models.sublayers import Sublayer
+from xfresearch.pages.figures import Shown, heat_maps, table_of
 from xfresearch.runtime.progress import stage
-from xfresearch.runtime.summaries import mean_interval, mean_of_known
+from xfresearch.runtime.summaries import mean_of_known
 
 SITES = ("before", "in", "key", "query", "unrotated_query")
 ROWS = 4  # rows whose hidden vectors are counted: each row of L tokens has 2 + G sets of L vectors per layer
@@ -38,6 +39,10 @@ TITLES = {
     "angle_query": "angle of queries",
     "projected": "share along the ones vector",
     "spread": "spread of norms",
+}
+PICTURES = {
+    "angle_query": Shown("Angle of queries", "to the ones vector, in degrees", 0.0, 90.0),
+    "hidden_keys": Shown("Hidden keys", "share of keys that no query can select", 0.0),
 }
 
 
@@ -71,12 +76,11 @@ def _of_group(lm, rows: Sequences, mixers: list[Sublayer]) -> Part:
             for name, value in _of_mixer(lm, rows, each, of_mixer).items():
                 figures.setdefault(name, {})[each.path] = value
             progress.update(1)
-    depth = depth_of(lm.config, mixers)
-    per_row = {name: by_layer(value, mixers, depth).swapaxes(0, 1) for name, value in figures.items()}
-    arrays = {name: mean_of_known(value, 0) for name, value in per_row.items()}
-    summary = {TITLES[name]: mean_interval(mean_of_known(v.reshape(len(v), -1), 1)) for name, v in per_row.items()}
-    arrays |= {f"{name}_rows": value for name, value in per_row.items()}
-    return Part(arrays, summary, _pictures(arrays), (_table(arrays),))
+    layers = by_layer(lm.config, figures, mixers)
+    data, summary, *_ = over_rows({name: value.swapaxes(0, 1) for name, value in layers.items()}, TITLES)
+    columns = {TITLES[name]: [mean_of_known(of_layer) for of_layer in data[name]] for name in TITLES if name in data}
+    of_layers = table_of("Layers", "means over rows and heads", "layer", range(len(data["hidden_before"])), columns)
+    return Part(data, summary, tuple(heat_maps(data, PICTURES)), (of_layers,))
 
 
 def vectors(values: dict) -> dict:
@@ -131,24 +135,3 @@ def spread(x_LD) -> float:
     """Standard deviation over mean of the norms |P x| of the L vectors of a row."""
     norms_L = np.linalg.norm(x_LD - x_LD.mean(-1, keepdims=True), axis=-1)
     return float(norms_L.std() / max(norms_L.mean(), 1e-300))
-
-
-def _pictures(data: dict) -> tuple[HeatMap, ...]:
-    shown = {
-        "angle_query": ("Angle of queries", "to the ones vector, in degrees", 90.0),
-        "hidden_keys": ("Hidden keys", "share of keys that no query can select", None),
-    }
-    return tuple(
-        HeatMap(title, caption, data[name], "layer", "head", 0.0, high)
-        for name, (title, caption, high) in shown.items()
-        if name in data
-    )
-
-
-def _table(data: dict) -> Table:
-    names = [name for name in TITLES if name in data]
-    rows_of = []
-    for layer in range(len(data["hidden_before"])):
-        means = [float(mean_of_known(data[name][layer])) for name in names]
-        rows_of.append((str(layer), *(round(mean, 4) for mean in means)))
-    return Table("Layers", "means over rows and heads", ("layer", *(TITLES[name] for name in names)), rows_of)

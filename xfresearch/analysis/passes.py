@@ -128,21 +128,23 @@ def by_stack(sublayers: list[Sublayer]) -> dict[str, list[Sublayer]]:
     return {name: of for name, of in of_stacks.items() if of}
 
 
-def depth_of(model: ModelConfig, sublayers: list[Sublayer]) -> int:
-    """The depth of the stack of these sublayers."""
-    return model.encoder.depth if model.encoder and sublayers[0].prefix else model.depth
-
-
-def by_layer(values: dict[str, np.ndarray], sublayers: list[Sublayer], depth: int) -> np.ndarray:
-    """[N, ...] of {path of a sublayer: value}: a row for each layer; or for each of the `sublayers`, in the order of
-    computation, if a layer has several. NaN where a sublayer has fewer heads than others, or a layer no value at all."""
-    shape = np.max([value.shape for value in values.values()], 0)
-    rows = {each.path: number if several(sublayers) else each.layer.number for number, each in enumerate(sublayers)}
-    of_layers = np.full((len(sublayers) if several(sublayers) else depth, *shape), np.nan)
-    for path, value in values.items():
-        own: tuple[Any, ...] = (rows[path], *(slice(size) for size in value.shape))
-        of_layers[own] = value
-    return of_layers
+def by_layer(
+    model: ModelConfig, figures: Mapping[str, Mapping[str, np.ndarray]], sublayers: list[Sublayer]
+) -> dict[str, np.ndarray]:
+    """{name: [N, ...]} of {name: {path: value}} of sublayers of one stack: a row for each layer; or for each of the
+    `sublayers`, in the order of computation, if a layer has several. NaN where a sublayer has fewer heads than others, or a
+    layer no value at all."""
+    own = several(sublayers)
+    rows = {each.path: number if own else each.layer.number for number, each in enumerate(sublayers)}
+    stack = model.encoder if model.encoder and sublayers[0].prefix else model
+    arrays = {}
+    for name, values in figures.items():
+        shape = np.max([value.shape for value in values.values()], 0)
+        arrays[name] = np.full((len(sublayers) if own else stack.depth, *shape), np.nan)
+        for path, value in values.items():
+            place: tuple[Any, ...] = (rows[path], *map(slice, value.shape))
+            arrays[name][place] = value
+    return arrays
 
 
 def several(sublayers: list[Sublayer]) -> bool:

@@ -25,7 +25,7 @@ import numpy as np
 
 from xfresearch.analysis.passes import about
 from xfresearch.analysis.registry import analysis
-from xfresearch.analysis.result import HeatMap, Result, Table
+from xfresearch.analysis.result import Result
 from xfresearch.analysis.sequences import Sequences, passed
 from xfresearch.analysis.tap_vectors import stack_of
 from xfresearch.analysis.token_text import shown
@@ -34,6 +34,7 @@ from xfresearch.models.inputs import matching, tap_shapes
 from xfresearch.models.model_config import ModelConfig, predicts_next
 from xfresearch.models.sources import source_of, target_ids
 from xfresearch.models.taps import ENCODER, Patch, Request, Stacked, address, in_stack, of_encoder
+from xfresearch.pages.figures import HeatMap, Table, table
 from xfresearch.runtime.errors import UserError
 from xfresearch.runtime.progress import stage
 
@@ -300,6 +301,6 @@ def _table(data: dict, texts: dict[str, list[str]]) -> Table:
         best = np.argsort(-np.abs(np.nan_to_num(data[site])).ravel())[:3]
         strongest = [divmod(int(at), len(of)) for at in best]
         cells = [f"{layer}, {at} '{of[at]}': {data[site][layer, at]:.3f}" for layer, at in strongest]
-        lines.append((site, *cells, round(data[f"correlation/{site}"], 4)))
+        lines.append((site, *cells, data[f"correlation/{site}"]))
     titles = ("site", "1", "2", "3", "correlation with attribution patching")
-    return Table("Strongest effects", "layer, token of the corrupted prompt: effect", titles, lines)
+    return table("Strongest effects", "layer, token of the corrupted prompt: effect", titles, lines)

@@ -20,7 +20,7 @@ import numpy as np
 
 from xfresearch.analysis.prompts import prompt_tokens
 from xfresearch.analysis.registry import analysis
-from xfresearch.analysis.result import HeatMap, Result, Table
+from xfresearch.analysis.result import Result
 from xfresearch.analysis.sequences import Sequences
 from xfresearch.data.facts import Fact, facts_of
 from xfresearch.data.subjects import continued
@@ -29,6 +29,7 @@ from xfresearch.models.inputs import encode, forward
 from xfresearch.models.model_config import ModelConfig, check_length, longest_sequence, predicts_next
 from xfresearch.models.sources import source_of, target_ids
 from xfresearch.models.words import model_line
+from xfresearch.pages.figures import HeatMap, Table, table
 from xfresearch.runtime.errors import UserError
 from xfresearch.runtime.progress import stage
 from xfresearch.runtime.summaries import mean_interval, mean_of_known
@@ -167,15 +168,14 @@ def _table(known: list[Fact], relations: list[str], data: dict) -> Table:
         objects = Counter(fact.object for fact in known if fact.relation == relation)
         recalled, held_out = (mean_interval(data[name][of]) for name in ("recalled", "recalled_held_out"))
         probabilities = (mean_of_known(data[name][of]) for name in ("probability", "probability_held_out"))
-        cells = (*recalled, *held_out, *probabilities, max(objects.values()) / int(of.sum()))
-        lines.append((relation, int(of.sum()), *(round(float(cell), 4) for cell in cells)))
+        by_chance = max(objects.values()) / int(of.sum())
+        lines.append((relation, int(of.sum()), *recalled, *held_out, *probabilities, by_chance))
     about = f"recalled: share of the facts; held out: on paraphrases not in training; {PLUS_MINUS}"
-    return Table("Relations", about, columns, lines)
+    return table("Relations", about, columns, lines)
 
 
 def _picture(relations: list[str], data: dict) -> HeatMap:
     names = ("recalled", "recalled_held_out")
     means = np.array([[mean_of_known(data[name][data["relation"] == n]) for name in names] for n in range(len(relations))])
-    texts = tuple(tuple(f"{value:.3f}" for value in row) for row in means)
     caption = "share of the facts, by the number of the relation in the table"
-    return HeatMap("Recall", caption, means, "relation", "prompts", 0.0, 1.0, ("trained", "held out"), texts)
+    return HeatMap("Recall", caption, means, "relation", "prompts", 0.0, 1.0, ("trained", "held out"), ".3f")

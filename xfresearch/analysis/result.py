@@ -10,56 +10,17 @@ from typing import Any, NamedTuple
 import numpy as np
 from etils import epath
 
-from xfresearch.pages.charts import Curve, line_chart, with_interval
+from xfresearch.pages.charts import with_interval
 from xfresearch.pages.colours import as_file
-from xfresearch.pages.heat_map import heat_map
+from xfresearch.pages.figures import HeatMap, LineChart, Table
 from xfresearch.pages.html import write_page
 from xfresearch.runtime.files import inside, make_directory, write_bytes, write_json
+from xfresearch.runtime.summaries import mean_interval, mean_of_known
 from xfresearch.runtime.tables import PLUS_MINUS, lines
 from xfresearch.runtime.terminal import visible
 
 MOST = 8  # names in a line of a repr
 COLUMN = 440  # width of a picture that fits into one of the page's two columns
-
-
-class HeatMap(NamedTuple):
-    """A picture of a matrix, with its first row at the bottom."""
-
-    title: str
-    caption: str
-    values: np.ndarray  # [rows, columns]; NaN where there is no value
-    rows: str  # what a row is
-    columns: str
-    low: float | None = None  # ends of the colours; None for those of the values
-    high: float | None = None
-    names: tuple[str, ...] = ()  # of the columns; without them, their numbers
-    texts: tuple[tuple[str, ...], ...] | None = None  # in the cells
-
-    def svg(self) -> str:
-        """The picture as an SVG element."""
-        return heat_map(self.title, self.values, self.rows, self.columns, self.low, self.high, self.names, self.texts)
-
-
-class LineChart(NamedTuple):
-    """A picture of curves."""
-
-    title: str
-    caption: str
-    curves: tuple[Curve, ...]
-
-    def svg(self) -> str:
-        """The picture as an SVG element."""
-        drawn: str = line_chart(self.title, list(self.curves), {})
-        return drawn
-
-
-class Table(NamedTuple):
-    """Rows of text and numbers."""
-
-    title: str
-    caption: str
-    columns: tuple[str, ...]
-    rows: list[tuple[Any, ...]]
 
 
 class Part(NamedTuple):
@@ -89,6 +50,15 @@ def joined(parts: Mapping[str, Part]) -> Part:
         both = whole.data | of.data, whole.summary | of.summary
         whole = Part(*both, whole.pictures + of.pictures, whole.tables + of.tables)
     return whole
+
+
+def over_rows(per_row: Mapping[str, np.ndarray], titles: Mapping[str, str] = {}) -> Part:
+    """The figures [rows, ...] of every row as data, `name` with their means and `name_rows`, and as a summary, with the
+    intervals over rows; without `titles` by their names."""
+    data = {name: mean_of_known(value, 0) for name, value in per_row.items()}
+    data |= {f"{name}_rows": value for name, value in per_row.items()}
+    means = {name: mean_of_known(value.reshape(len(value), -1), 1) for name, value in per_row.items()}
+    return Part(data, {titles.get(name, name.replace("_", " ")): mean_interval(mean) for name, mean in means.items()})
 
 
 @dataclass(frozen=True, repr=False)
@@ -170,11 +140,11 @@ def write_arrays(path: str | os.PathLike[str], arrays: dict[str, np.ndarray]) ->
 def write_report(
     path: str | os.PathLike[str],
     results: list[Result],
-    series: Sequence[tuple[str, str, str]] = (),
+    series: Sequence[LineChart] = (),
     links: Sequence[str] = (),
 ) -> None:
-    """Writes a page with the last of the results. `series` are (title, caption, SVG) of charts over the steps of a run;
-    `links` are names of pages beside it."""
+    """Writes a page with the last of the results. `series` are charts over the steps of a run; `links` are names of pages
+    beside it."""
     template = Path(__file__).parent / "report.html.jinja"
     figures = results[-1].figures()
     wide = [title for title, svg in figures.items() if float(re.findall(r'width="([\d.]+)"', svg)[0]) > COLUMN]
@@ -195,5 +165,5 @@ def write_series(directory: str | os.PathLike[str], results: list[Result]) -> No
     for name, values in series.items():
         points = np.array(values, float)
         if len(points) > 1 and np.isfinite(points[:, 1]).all():
-            charts.append((name, "by step, with the 95 % interval", line_chart(name, with_interval(points), {})))
+            charts.append(LineChart(name, "with the 95 % interval", "step", tuple(with_interval(points))))
     write_report(epath.Path(directory) / "report.html", results, charts, _pages(results[-1]))

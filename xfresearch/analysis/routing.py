@@ -17,13 +17,14 @@ Mass, entropy and margin are those of the statistics of training (models/feed_fo
 import jax
 import numpy as np
 
-from xfresearch.analysis.passes import about, by_layer, by_stack, depth_of, measure, several, wide
+from xfresearch.analysis.passes import about, by_layer, by_stack, measure, several, wide
 from xfresearch.analysis.registry import analysis
-from xfresearch.analysis.result import HeatMap, Part, Result, Table, joined
+from xfresearch.analysis.result import Part, Result, joined, over_rows
 from xfresearch.analysis.sequences import ROWS, Sequences, concatenated, sequences
 from xfresearch.models.model_config import ModelConfig
 from xfresearch.models.sublayers import Sublayer
-from xfresearch.runtime.summaries import mean_interval, mean_of_known
+from xfresearch.pages.figures import HeatMap, Table, table_of
+from xfresearch.runtime.summaries import mean_of_known
 
 SITES = ("router_probabilities", "chosen", "dropped")
 PARTS = 8  # of a row
@@ -75,18 +76,15 @@ def _of_stack(lm, rows: Sequences, mixtures: list[Sublayer], seed: int, corpus_N
         other = measure(against, rows, mixtures, SITES, choices, title=f"routing of step {against.step}")["chosen"]
         real_BL = np.array(read.real_NL)
         figures["kept"] = {path: kept(chosen, other[path], real_BL) for path, chosen in values["chosen"].items()}
-    of_layers = {name: by_layer(value, mixtures, depth_of(lm.config, mixtures)) for name, value in figures.items()}
-    per_row = {name: of_layers[name].T for name in OF_ROWS if name in figures}
-    arrays = {name: value for name, value in of_layers.items() if name not in per_row}
+    of_layers = by_layer(lm.config, figures, mixtures)
+    found, summary, *_ = over_rows({name: of_layers.pop(name).T for name in OF_ROWS if name in figures})
+    data = of_layers | found
     if several(mixtures):
-        arrays["mixtures"] = np.array([each.path for each in mixtures])
+        data["mixtures"] = np.array([each.path for each in mixtures])
     if corpus_N is not None:
-        arrays["corpus_load"] = arrays["corpus_load"].swapaxes(0, 1)
-    arrays |= {name: mean_of_known(value, 0) for name, value in per_row.items()}
-    summary = {name: mean_interval(mean_of_known(value, 1)) for name, value in per_row.items()}
-    summary |= {name.replace("_", " "): (float(mean_of_known(arrays[name])), np.nan) for name in OF_ALL if name in figures}
-    arrays |= {f"{name}_rows": value for name, value in per_row.items()}
-    return Part(arrays, summary, _pictures(arrays), (_table(arrays),))
+        data["corpus_load"] = data["corpus_load"].swapaxes(0, 1)
+    summary |= {name.replace("_", " "): (float(mean_of_known(data[name])), np.nan) for name in OF_ALL if name in data}
+    return Part(data, summary, _pictures(data), (_table(data),))
 
 
 def chosen_by_tokens(model: ModelConfig) -> list[Sublayer]:
@@ -187,11 +185,8 @@ def _pictures(data: dict) -> tuple[HeatMap, ...]:
 
 
 def _table(data: dict) -> Table:
-    names = [name for name in (*OF_ALL, *OF_ROWS) if name in data]
-    lines = [
-        (str(data["mixtures"][n] if "mixtures" in data else n), *(round(float(data[name][n]), 4) for name in names))
-        for n in range(len(data["busiest"]))
-        if not np.isnan(data["busiest"][n])
-    ]
+    known = ~np.isnan(data["busiest"])
+    columns = {name.replace("_", " "): data[name][known] for name in (*OF_ALL, *OF_ROWS) if name in data}
     title, row = ("Mixtures", "mixture") if "mixtures" in data else ("Layers", "layer")
-    return Table(title, "entropy in nats, information in bits", (row, *(n.replace("_", " ") for n in names)), lines)
+    labels = data.get("mixtures", np.arange(len(known)))[known]
+    return table_of(title, "entropy in nats, information in bits", row, labels, columns)

@@ -37,7 +37,7 @@ import numpy as np
 
 from xfresearch.analysis.prompts import Prompt, check_fit, prompt_of, read
 from xfresearch.analysis.registry import analysis
-from xfresearch.analysis.result import HeatMap, Result, Table
+from xfresearch.analysis.result import Result
 from xfresearch.analysis.sequences import Sequences, passed
 from xfresearch.analysis.token_text import shown
 from xfresearch.analysis.tracing import Effects, effects, normal, of_prompt, reader
@@ -45,6 +45,7 @@ from xfresearch.data.records import Record, read_record
 from xfresearch.data.records import records as records_of
 from xfresearch.models import transformer
 from xfresearch.models.model_config import ModelConfig, predicts_next
+from xfresearch.pages.figures import HeatMap, Table, table
 from xfresearch.runtime.errors import NothingMeasured
 from xfresearch.runtime.progress import stage
 from xfresearch.runtime.summaries import mean_interval, mean_of_known
@@ -212,15 +213,12 @@ def _classes_table(of_facts: dict[str, np.ndarray]) -> Table:
                 layer = int(np.nanargmax(mean_N))
                 x_F = x_FNC[:, layer, number]
                 mean, half = mean_interval(x_F)
-                lines.append((value, name, layer, round(mean, 4), round(half, 4), int(np.isfinite(x_F).sum())))
+                lines.append((value, name, layer, mean, half, int(np.isfinite(x_F).sum())))
     titles = ("value", "token", "best layer", "indirect effect", "+-", "facts")
-    return Table("Where restoring helps most", f"mean over facts; {PLUS_MINUS}", titles, lines)
+    return table("Where restoring helps most", f"mean over facts; {PLUS_MINUS}", titles, lines)
 
 
 def _facts_table(records: list[Record], clean_F, corrupted_F, shown_facts: int = 12) -> Table:
-    lines = [
-        (record.text, record.target, round(float(clean), 4), round(float(corrupted), 4))
-        for record, clean, corrupted in list(zip(records, clean_F, corrupted_F, strict=True))[:shown_facts]
-    ]
+    lines = [(each.text, each.target, *p) for each, *p in zip(records, clean_F, corrupted_F, strict=True)][:shown_facts]
     caption = f"the first {len(lines)} of {len(records)}"
-    return Table("Facts", caption, ("prompt", "object", "P(clean)", "P(corrupted)"), lines)
+    return table("Facts", caption, ("prompt", "object", "P(clean)", "P(corrupted)"), lines)

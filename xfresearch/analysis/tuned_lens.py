@@ -17,12 +17,12 @@ import optax
 from xfresearch.analysis.lens import FIGURES, by_depth
 from xfresearch.analysis.passes import about
 from xfresearch.analysis.registry import analysis
-from xfresearch.analysis.result import HeatMap, Result, Table
+from xfresearch.analysis.result import Result, over_rows
 from xfresearch.analysis.sequences import Sequences, batches, sequences, training_rows
 from xfresearch.models.model_config import ModelConfig, predicts_next
 from xfresearch.models.stack import end_formula, ends_with
+from xfresearch.pages.figures import HeatMap, table_of
 from xfresearch.runtime.progress import stage
-from xfresearch.runtime.summaries import mean_interval
 
 ROWS = 32
 BATCH = 8
@@ -59,11 +59,15 @@ def tuned_lens(
             for figure in FIGURES:
                 per_row.setdefault(name + figure, []).append(np.asarray(values[figure], np.float64))
     measured = {name: np.concatenate(parts)[: len(rows)] for name, parts in per_row.items()}
-    arrays = {name: value.mean(0) for name, value in measured.items()} | {k: np.asarray(v) for k, v in trained.items()}
-    arrays |= {f"{name}_rows": value for name, value in measured.items()}
-    summary = {name.replace("_", " "): mean_interval(value[:, :-1].mean(1)) for name, value in measured.items()}
+    early = {name: value[:, :-1] for name, value in measured.items()}
+    found = over_rows(measured).data | {name: np.asarray(value) for name, value in trained.items()}
+    both = np.stack([found["divergence"], found["tuned_divergence"]], 1)
+    axes = "layer", "lens", 0.0, None, ("logit", "tuned"), ".3f"
+    picture = HeatMap("Divergence", "nats from the final prediction", both, *axes)
     line = about(lm, rows, data)
-    return Result("tuned_lens", line, lm.step, arrays, summary, _pictures(arrays), (_table(arrays),))
+    columns = {name.replace("_", " "): found[name] for figure in FIGURES for name in (figure, f"tuned_{figure}")}
+    of_layers = table_of("Layers", "of the stream after a layer", "layer", range(lm.config.depth), columns)
+    return Result("tuned_lens", line, lm.step, found, over_rows(early).summary, (picture,), (of_layers,))
 
 
 def train(lm, rows: Sequences, steps: int) -> dict[str, jax.Array]:
@@ -90,16 +94,3 @@ def _step(model: ModelConfig, steps: int, params: dict, translators: dict, state
 
     updates, state = optimizer.update(jax.grad(loss)(translators), state)
     return optax.apply_updates(translators, updates), state
-
-
-def _pictures(data: dict) -> tuple[HeatMap, ...]:
-    both = np.stack([data["divergence"], data["tuned_divergence"]], 1)
-    texts = tuple(tuple(f"{value:.3f}" for value in row) for row in both)
-    caption, names = "nats from the final prediction", ("logit", "tuned")
-    return (HeatMap("Divergence", caption, both, "layer", "lens", 0.0, None, names, texts),)
-
-
-def _table(data: dict) -> Table:
-    names = [prefix + figure for figure in FIGURES for prefix in ("", "tuned_")]
-    lines = [(str(n), *(round(float(data[name][n]), 4) for name in names)) for n in range(len(data["loss"]))]
-    return Table("Layers", "of the stream after a layer", ("layer", *(name.replace("_", " ") for name in names)), lines)

@@ -8,13 +8,14 @@ import numpy as np
 
 from xfresearch.analysis.prompts import check_asked
 from xfresearch.analysis.recall import score
-from xfresearch.analysis.result import LineChart, Result, Table
+from xfresearch.analysis.result import Result
 from xfresearch.analysis.sequences import sequences
 from xfresearch.data.facts import Fact
 from xfresearch.data.records import Record
 from xfresearch.editing.scores import KINDS, Measured, joined, measure, summary
 from xfresearch.loading import edits as carried
 from xfresearch.pages.charts import Curve
+from xfresearch.pages.figures import LineChart, Table, table
 from xfresearch.runtime.errors import UserError
 from xfresearch.runtime.progress import stage
 from xfresearch.runtime.summaries import mean_interval
@@ -80,16 +81,14 @@ class Report:
 
     def result(self, step: int) -> Result:
         """The report as data, tables and a page (analysis/result.py)."""
-        rows = [(name, *(_rounded(value) for value in interval)) for name, interval in self.summary().items()]
-        drift = [
-            (name.replace("_", " "), *(_rounded(getattr(d, name)) for d in (self.drift_before, self.drift_after)))
-            for name in Drift._fields
-        ]
-        tables = [Table("Metrics", "means over the requests", ("metric", "before", "after", "low", "high"), rows)]
-        tables.append(Table("What else changed", "", ("", "before", "after"), drift))
+        rows = [(name, *map(_known, interval)) for name, interval in self.summary().items()]
+        drifts = self.drift_before._asdict(), self.drift_after._asdict()
+        drift = [(name.replace("_", " "), *(_known(each[name]) for each in drifts)) for name in Drift._fields]
+        tables = [table("Metrics", "means over the requests", ("metric", "before", "after", "low", "high"), rows)]
+        tables.append(table("What else changed", "", ("", "before", "after"), drift))
         tables.append(self._requests())
         if self.failures:
-            tables.append(Table("Failures", "", ("failure",), [(line,) for line in self.failures]))
+            tables.append(table("Failures", "", ("failure",), [(line,) for line in self.failures]))
         data = {"new_before": self.before.new, "new_after": self.after.new, "old_after": self.after.old}
         data |= {name.replace(", ", "_").replace(" ", "_"): value for name, value in self.after.values.items()}
         means = {name: mean_interval(self.after.values[f"{name}, score"]) for name in KINDS}
@@ -104,20 +103,20 @@ class Report:
         after = Curve(np.stack([x, self.after.new], 1), "model", 1.6, True)
         before = Curve(np.stack([x, self.before.new], 1), "training", 1.0, False, "--")
         caption = "by request, in their order: after the edit, and before (dashed)"
-        return (LineChart("Probability of the new object", caption, (after, before)),)
+        return (LineChart("Probability of the new object", caption, "request", (after, before)),)
 
     def _requests(self) -> Table:
         columns = ("request", "new object", "P(new) before", "after", "object before", "P after", "change of the values")
         rows = []
         for edit, *values in zip(self.edits, self.before.new, self.after.new, self.after.old, strict=True):
-            new, after, old = map(_rounded, values)
+            new, after, old = map(_known, values)
             record = edit.record
-            rows.append((record.text, record.target_new, new, after, record.target, old, _rounded(max(edit.norms))))
-        return Table("Requests", "probabilities of the whole object", columns, rows)
+            rows.append((record.text, record.target_new, new, after, record.target, old, max(edit.norms)))
+        return table("Requests", "probabilities of the whole object", columns, rows)
 
 
-def _rounded(value: float) -> float | str:
-    return round(float(value), 4) if value == value else ""
+def _known(value: float) -> float | str:
+    return value if value == value else ""
 
 
 class Asked(NamedTuple):

@@ -57,15 +57,18 @@ def line_chart(
     bottom: float | None = None,
     top: float | None = None,
     second: tuple[str, float] | None = None,
+    along: str = "",
 ):
     """A line chart as an SVG element, with a dashed line for each of `levels`. `bottom` and `top` end the y axis.
-    `second` is a second x axis, above: its name, and its value per unit of the first."""
+    `second` is a second x axis, above: its name, and its value per unit of the first. `along` is the name of the first."""
     import matplotlib
     from matplotlib.figure import Figure
 
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "xfresearch", "font.size": 9}):
         figure = Figure(figsize=(4.2, 2.6))
-        axes = figure.add_axes((0.12, 0.105, 0.86, 0.755 if second else 0.855))
+        low, high = (0.17 if along else 0.105), (0.86 if second else 0.96)  # room for the names of the x axes
+        axes = figure.add_axes((0.12, low, 0.86, high - low))
+        axes.set_xlabel(along, color=LIGHT["muted"], fontsize=8, loc="right", labelpad=2)
         for curve in curves:
             marker = "o" if curve.marked and len(curve.points) <= 40 else None
             x, y = np.split(curve.points, [1], axis=1)

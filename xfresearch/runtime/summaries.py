@@ -2,6 +2,7 @@
 
 import math
 import statistics
+from typing import Any
 
 import numpy as np
 
@@ -49,7 +50,7 @@ def ratio_interval(above, below) -> tuple[float, float]:
     return mean_interval(ratio + (above - ratio * below) / below.mean())
 
 
-def mean_of_known(values, axis=None):
+def mean_of_known(values: Any, axis: int | tuple[int, ...] | None = None) -> Any:
     """The mean of the values that are not NaN, in float64; NaN where there are none."""
     values = np.asarray(values, np.float64)
     known = ~np.isnan(values)
