@@ -18,6 +18,7 @@ An elementwise gate multiplies each number of a head between the two matrices, a
 """
 
 from dataclasses import replace
+from typing import Literal
 
 import numpy as np
 import scipy.linalg
@@ -26,16 +27,24 @@ from xfresearch.models.mixers.memory_slots import slot_heads, softmax_slots
 from xfresearch.models.mixers.softmax.config import Attending
 from xfresearch.models.sublayer import SublayerConfig
 from xfresearch.surgery.biases import add_bias
-from xfresearch.surgery.conversion import Conversion, Option
 from xfresearch.surgery.inverse import inverse
 from xfresearch.surgery.key_value_groups import group_of_heads, pseudo_inverses
 from xfresearch.surgery.network import ATTENDING, Network, Params, Target
 from xfresearch.surgery.refused import refuse_unless, required
+from xfresearch.surgery.registry import conversion
 
-GAUGES = ("merged", "balanced", "qr", "first_rows")
+Gauge = Literal["merged", "balanced", "qr", "first_rows"]
 
 
-def convert(network: Network, mixers: list[Target], broken: bool = False, gauge: str = "merged") -> Network:
+@conversion(
+    "W_V W_O as one matrix per head, or in another gauge",
+    conditions="softmax attention with both matrices, without clipping or an elementwise gate; a bias of the value needs "
+    "weights that sum to 1",
+    broken="with the rows of W_V W_O in reverse order, or R^T for the inverse of R",
+    roles=ATTENDING,
+    options={"gauge": "merged: one matrix; the others keep the size of the heads"},
+)
+def absorb_value_output(network: Network, mixers: list[Target], broken: bool = False, gauge: Gauge = "merged") -> Network:
     for each in mixers:
         _check(each.options, each.where)
     if gauge != "merged":
@@ -149,15 +158,3 @@ def _gauge(value_DV, output_VE, gauge: str, figures: dict[str, float], where: st
     refuse_unless(sizes[-1] > 1e-12 * sizes[0], "W_V W_O has a smaller rank than the heads: it has no balanced gauge")
     scaled_VV = left * np.sqrt(sizes)  # an orthonormal matrix with scaled columns: its inverse is exact
     return inverse(upper_VV, figures, where) @ scaled_VV, (left / np.sqrt(sizes)).T @ upper_VV
-
-
-ABSORB_VALUE_OUTPUT = Conversion(
-    name="absorb_value_output",
-    about="W_V W_O as one matrix per head, or in another gauge",
-    conditions="softmax attention with both matrices, without clipping or an elementwise gate; a bias of the value needs "
-    "weights that sum to 1",
-    broken="with the rows of W_V W_O in reverse order, or R^T for the inverse of R",
-    convert=convert,
-    roles=ATTENDING,
-    options={"gauge": Option("merged", "merged: one matrix; the others keep the size of the heads", GAUGES)},
-)

@@ -21,6 +21,7 @@ Readers take the factor. A gain or a bias between would have no place in the sma
 """
 
 from dataclasses import replace
+from typing import Literal
 
 import numpy as np
 
@@ -32,19 +33,27 @@ from xfresearch.models.linear_terms import LinearTerm
 from xfresearch.models.norms import HIDDEN, WITH_EPSILON, NormSpec
 from xfresearch.models.sublayer import SublayerConfig
 from xfresearch.options.fields import with_values
-from xfresearch.surgery.conversion import Conversion, Option
 from xfresearch.surgery.layer_blocks import LayerBlock
 from xfresearch.surgery.network import Network, Params
 from xfresearch.surgery.refused import refuse_unless
+from xfresearch.surgery.registry import conversion
 from xfresearch.surgery.stream_maps import last_maps, product, readers, tables, with_end
 from xfresearch.surgery.untie import untied
 from xfresearch.surgery.widen import with_hidden
 
 BLIND = ("layer", "project")  # kinds of norms that do not read the mean
+Width = Literal["same", "less_one"]
 Maps = dict[int, list[str]]  # paths of the parameters that write the stream, by layer
 
 
-def convert(network: Network, layers, broken: bool = False, width: str = "same") -> Network:
+@conversion(
+    "mean removal in everything that writes the residual stream: LayerNorm becomes RMSNorm",
+    conditions="all input norms and the final norm are of kind 'layer' or 'project', and only matrices and tables write "
+    "the residual stream",
+    broken="with the embedding and its positions as they were",
+    options={"width": "same, or less_one: the stream loses the dimension that is 0"},
+)
+def centre(network: Network, layers, broken: bool = False, width: Width = "same") -> Network:
     refuse_unless(len(layers) == len(network.layers), "all layers add to one residual stream: convert all of them")
     _check_outside(network)
     network = network.without_dropout(layers, embedding=True)  # the numbers that dropout leaves have a mean
@@ -270,14 +279,3 @@ def _with_epsilons(network: Network, ratio: float) -> Network:
 def _has_norm(options: SublayerConfig) -> bool:
     """Whether a sublayer has a norm inside, with the epsilon of the block's norms."""
     return bool({*options.norm_kinds} - {"none"})
-
-
-CENTRE = Conversion(
-    name="centre",
-    about="mean removal in everything that writes the residual stream: LayerNorm becomes RMSNorm",
-    conditions="all input norms and the final norm are of kind 'layer' or 'project', and only matrices and tables write "
-    "the residual stream",
-    broken="with the embedding and its positions as they were",
-    convert=convert,
-    options={"width": Option("same", "same, or less_one: the stream loses the dimension that is 0", ("same", "less_one"))},
-)

@@ -14,13 +14,24 @@ hidden unit alone, without a gate: f(x W_gate) * (x W_up) has two keys per value
     cross_post_norm    the same with norm(x + c(x, s))  a layer cross_all_attention, and one all_attention
                        between the two
 
-`memory_to_feed_forward` is the inverse. form='softmax' puts the slots into the softmax of the heads instead, which is an
-approximation (softmax_form.py).
+`memory_to_feed_forward` is the inverse. form='softmax' puts the slots into the softmax of the heads instead, where they are
+an approximate start for training:
+
+    f(x W_up + b) W_down + c        becomes        sum_h softmax_h([scale q_h k_s, scale q_h k_m]) [v_s, v_m] W_O,h
+
+Head h gets M = F / H of the hidden units as slots, with the key and the value nearest to them, in least squares:
+
+    scale W_Q,h k_m = column m of W_up        v_m W_O,h = row m of W_down
+
+This computes another function: the softmax divides the coefficients by a sum over slots and context, it is not f, b is
+lost, and the norm of the feed-forward layer is that of attention. So it is only a start for training (Sukhbaatar et al.
+2019 train such a model from random slots).
 """
 
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import Literal
 
 import numpy as np
 
@@ -29,14 +40,16 @@ from xfresearch.models.feed_forwards.activations import ACTIVATIONS
 from xfresearch.models.feed_forwards.dense import DenseConfig
 from xfresearch.models.mixers.slots import SlotsConfig
 from xfresearch.models.mixers.softmax.config import SoftmaxConfig
+from xfresearch.models.mixers.softmax.projections import logit_scale
 from xfresearch.options.fields import with_values
 from xfresearch.surgery.biases import add_bias
-from xfresearch.surgery.conversion import Conversion, Option
 from xfresearch.surgery.layer_blocks import LayerBlock
-from xfresearch.surgery.network import Network, Params, Target, in_layout, names_of, options_of
+from xfresearch.surgery.network import Network, Params, Target, in_layout, inside, names_of, options_of, put
 from xfresearch.surgery.refused import refuse_unless, required
-from xfresearch.surgery.softmax_form import check_slots, to_softmax
+from xfresearch.surgery.registry import conversion
+from xfresearch.surgery.sinks import with_slots
 
+Form = Literal["elementwise", "softmax"]
 BESIDE = {"parallel": "attention_only"}  # layout: the layout with slots beside attention
 PAIRS = {  # layout: those of the layer with attention and of the layer with slots, and the place of the norm
     "pre_norm": ("attention_only", "attention_only", "in"),
@@ -66,7 +79,17 @@ REASONS = {
 }
 
 
-def convert(network: Network, layers, broken: bool = False, form: str = "elementwise") -> Network:
+@conversion(
+    "an elementwise feed-forward layer as slots of the model's width, beside attention or as a layer",
+    conditions="an elementwise activation without a gate, in the layouts parallel, pre_norm, no_norm_between, "
+    "post_norm or cross_post_norm",
+    broken="with the values of the slots in reverse order",
+    approximate=lambda form: form == "softmax",
+    options={
+        "form": "elementwise: slots with the activation, exact; softmax: slots in the softmax, only a start for training"
+    },
+)
+def feed_forward_to_memory(network: Network, layers, broken: bool = False, form: Form = "elementwise") -> Network:
     whole = len(layers) == len(network.layers)
     has = {n for n, at in enumerate(network.layers) if names_of(at.block, "feed_forward")}
     chosen = has & {*layers} if whole else {*layers}
@@ -76,7 +99,7 @@ def convert(network: Network, layers, broken: bool = False, form: str = "element
         for each in network.targets(("feed_forward",), [number]):
             _check(each, network.layers[number].block.layout)
     if form == "softmax":
-        return to_softmax(network, chosen, LAYOUT, broken)
+        return _to_softmax(network, chosen, LAYOUT, broken)
     for number in sorted(chosen):
         _check_beside(network.layers[number].block, network.params(number), f"layer {number}")
     network = network.without_dropout(n for n in chosen if network.layers[n].block.layout in BESIDE)  # of each, then of both
@@ -123,7 +146,7 @@ def _check_beside(block: BlockConfig, params: Params, where: str) -> None:
     mixer = block.sublayers["attention"]
     reason = f"{where}: a mixer of kind {mixer.kind!r} has no slots of the model's width beside it"
     a = required(mixer, SoftmaxConfig, reason)
-    check_slots(a, where)
+    _check_slots(a, where)
     biased = params.get("feed_forward/down/bias", np.zeros(1)).any()
     refuse_unless(not biased or a.output == "learned", f"{where}: c has no place: output={a.output!r} has no bias")
 
@@ -185,19 +208,54 @@ def _slots(params: Callable[[], Params], broken: bool) -> Params:
     return new | {path.replace("feed_forward", "attention", 1): value for path, value in norms.items()}
 
 
-FEED_FORWARD_TO_MEMORY = Conversion(
-    name="feed_forward_to_memory",
-    about="an elementwise feed-forward layer as slots of the model's width, beside attention or as a layer",
-    conditions="an elementwise activation without a gate, in the layouts parallel, pre_norm, no_norm_between, "
-    "post_norm or cross_post_norm",
-    broken="with the values of the slots in reverse order",
-    convert=convert,
-    approximate=lambda form: form == "softmax",
-    options={
-        "form": Option(
-            "elementwise",
-            "elementwise: slots with the activation, exact; softmax: slots in the softmax, only a start for training",
-            ("elementwise", "softmax"),
-        )
-    },
-)
+def _to_softmax(network: Network, layers, layouts: dict[str, str], broken: bool) -> Network:
+    """The network with the feed-forward layers of `layers` as slots in the softmax. `layouts` maps the layout of a block
+    to that with one sublayer."""
+    for number in layers:
+        _check_softmax(network.layers[number].block, f"layer {number}")
+    width = network.model.width
+    return network.change(
+        layers,
+        lambda block: _softmax_block(block, layouts[block.layout]),
+        lambda number, block, params: _softmax_params(block, params, width, broken),
+    )
+
+
+def _check_softmax(block: BlockConfig, where: str) -> None:
+    mixer, hidden = block.sublayers["attention"], options_of(block, "feed_forward", DenseConfig).hidden
+    a = required(mixer, SoftmaxConfig, f"{where}: a mixer of kind {mixer.kind!r} has no softmax with slots")
+    _check_slots(a, where)
+    for name in ("query", "output"):
+        given = getattr(a, name)
+        refuse_unless(given == "learned", f"{where}: {name}={given!r} is no matrix for which a slot could be solved")
+    refuse_unless(a.kv_heads == a.heads, f"{where}: heads of a group share their slots (expand_groups first)")
+    refuse_unless(hidden % a.heads == 0, f"{where}: {hidden} hidden units do not divide among {a.heads} heads")
+
+
+def _check_slots(a: SoftmaxConfig, where: str) -> None:
+    """Raises Refused if attention has slots already, or cannot have any."""
+    refuse_unless(not a.memory_slots, f"{where}: attention has {a.memory_slots} slots already")
+    for name, value in (("sink", a.sink if a.sink == "learned" else "none"), ("shaping", a.shaping)):
+        refuse_unless(value == "none", f"{where}: attention with {name}={value!r} has no slots in this project")
+
+
+def _softmax_block(block: BlockConfig, layout: str) -> BlockConfig:
+    f, a = options_of(block, "feed_forward", DenseConfig), options_of(block, "attention", SoftmaxConfig)
+    bias = a.bias if not f.bias or "output" in a.bias else (*a.bias, "output")
+    return in_layout(block, layout, attention=replace(a, memory_slots=f.hidden // a.heads, bias=bias))
+
+
+def _softmax_params(block: BlockConfig, params: Params, width: int, broken: bool) -> Params:
+    a = options_of(block, "attention", SoftmaxConfig)
+    f, new = inside(params, "feed_forward"), inside(params, "attention")
+    up_DHM = f["up/kernel"].reshape(width, a.heads, -1)
+    down_HMD = f["down/kernel"].reshape(a.heads, -1, width)
+    query_HDK = new["query/kernel"].swapaxes(0, 1)
+    key_HKM = np.linalg.pinv(query_HDK) @ up_DHM.swapaxes(0, 1) / logit_scale(a, width)
+    value_HMV = down_HMD @ np.linalg.pinv(new["output/kernel"])
+    value_HMV = value_HMV[:, ::-1] if broken else value_HMV
+    if "down/bias" in f:
+        add_bias(new, "output/bias", f["down/bias"])
+    slots = key_HKM.transpose(2, 0, 1), value_HMV.swapaxes(0, 1)
+    others = {path: value for path, value in params.items() if not path.startswith("feed_forward")}
+    return put(others, "attention", with_slots(new, slots))

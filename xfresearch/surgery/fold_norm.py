@@ -32,16 +32,21 @@ from xfresearch.models.mixers.softmax.config import SoftmaxConfig
 from xfresearch.models.norms import WITH_ALPHA, NormSpec
 from xfresearch.options.fields import with_values
 from xfresearch.surgery.biases import add_bias, check_places, with_all_biases, with_biases
-from xfresearch.surgery.conversion import Conversion
 from xfresearch.surgery.network import Network, Params, names_of
 from xfresearch.surgery.refused import refuse_unless
+from xfresearch.surgery.registry import conversion
 from xfresearch.surgery.stream_maps import readers, with_end
 from xfresearch.surgery.untie import untied
 
 OUTSIDE = ("final_norm", "embedding_norm")
 
 
-def convert(network: Network, layers, broken: bool = False) -> Network:
+@conversion(
+    "gain and bias of input norms, of the final norm and of the embedding's norm into the linear maps that read them",
+    conditions="every reader of the norm is a trained matrix, with a place for a bias if the norm has one",
+    broken="with the gain lost",
+)
+def fold_norm(network: Network, layers, broken: bool = False) -> Network:
     whole = len(layers) == len(network.layers)
     outside = [name for name in OUTSIDE if whole and network.norm(getattr(network.model, name)).affine]
     inside = [number for number in layers if sites(network.layers[number].block)]
@@ -239,12 +244,3 @@ def _scale(network: Network) -> float:
     """The factor of the token embedding."""
     kind = network.model.embedding_scale
     return {"none": 1.0, "sqrt_width": network.model.width**0.5}.get(kind) or float(network.outside["embedding_scale"])
-
-
-FOLD_NORM = Conversion(
-    name="fold_norm",
-    about="gain and bias of input norms, of the final norm and of the embedding's norm into the linear maps that read them",
-    conditions="every reader of the norm is a trained matrix, with a place for a bias if the norm has one",
-    broken="with the gain lost",
-    convert=convert,
-)

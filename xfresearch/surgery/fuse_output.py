@@ -27,9 +27,9 @@ from xfresearch.models.layouts import LAYOUTS, Branch
 from xfresearch.models.linear_terms import LinearTerm
 from xfresearch.models.mixers.memory_slots import wide_slots
 from xfresearch.surgery.biases import add_bias, check_places, with_all_biases, with_biases
-from xfresearch.surgery.conversion import Conversion
 from xfresearch.surgery.network import Network, Params, in_layout, inside, put
 from xfresearch.surgery.refused import refuse_unless
+from xfresearch.surgery.registry import conversion
 from xfresearch.surgery.stream_maps import product, readers
 
 DIVIDES = "the norm divides by a length that depends on W_O"
@@ -37,7 +37,12 @@ NORM_TERMS = {"layer": DIVIDES, "rms": DIVIDES, "scale": DIVIDES}
 NORM_TERMS |= {"dyt": "tanh is not linear in W_O", "derf": "erf is not linear in W_O"}
 
 
-def convert(network: Network, layers, broken: bool = False) -> Network:
+@conversion(
+    "W_O W_1 as one matrix, where W_1 reads o W_O and nothing else",
+    conditions="layout 'no_residual_between' with a matrix W_O, without slots of the model's width",
+    broken="with the rows of W_O in reverse order",
+)
+def fuse_output(network: Network, layers, broken: bool = False) -> Network:
     for number in layers:
         layout = network.layers[number].block.layout
         check(network, number)
@@ -162,12 +167,3 @@ def _into_first(block: BlockConfig, params: Params, terms: list[LinearTerm], bia
         if biased:
             add_bias(new, term.bias, np.broadcast_to(output_bias(old), output_OD.shape[1]) @ kernel)
     return with_all_biases(new, terms) if biased else new
-
-
-FUSE_OUTPUT = Conversion(
-    name="fuse_output",
-    about="W_O W_1 as one matrix, where W_1 reads o W_O and nothing else",
-    conditions="layout 'no_residual_between' with a matrix W_O, without slots of the model's width",
-    broken="with the rows of W_O in reverse order",
-    convert=convert,
-)

@@ -31,10 +31,10 @@ from xfresearch.models.mixers.memory_slots import softmax_slots
 from xfresearch.models.mixers.slots import SlotsConfig
 from xfresearch.models.mixers.softmax.config import Attending
 from xfresearch.models.mixers.value_residual import ValueResidualConfig
-from xfresearch.surgery.conversion import Conversion, Option
 from xfresearch.surgery.inverse import pseudo_inverse
 from xfresearch.surgery.network import ATTENDING, Network, Params, Target, inside
 from xfresearch.surgery.refused import refuse_unless
+from xfresearch.surgery.registry import conversion
 
 SPLIT = ("identity", "identity_plus")  # each key-value head is a part of the input
 
@@ -73,7 +73,13 @@ def pseudo_inverses(kernel_DGK: np.ndarray, figures: dict[str, float], name: str
     return np.stack([pseudo_inverse(kernel_DK, figures, f"{name} of group {group}") for group, kernel_DK in groups])
 
 
-def expanded(network: Network, mixers: list[Target], broken: bool = False) -> Network:
+@conversion(
+    "grouped key-value heads become one for each head",
+    conditions="query heads share key-value heads, which are matrices or slots and no parts of the input",
+    broken="with the keys and values of the last head lost, or queries in their old order",
+    roles=ATTENDING,
+)
+def expand_groups(network: Network, mixers: list[Target], broken: bool = False) -> Network:
     axes = {}
     for each in mixers:
         a, where = each.options, each.where
@@ -109,7 +115,15 @@ def _differential(params: Params, groups: int, times: int, broken: bool) -> Para
     }
 
 
-def pooled(network: Network, mixers: list[Target], broken: bool = False, kv_heads: int = 1) -> Network:
+@conversion(
+    "fewer key-value heads, each the mean of those that it replaces",
+    conditions="the key-value heads of a mean are equal; otherwise it is an approximation",
+    broken="with the first head of each mean",
+    roles=ATTENDING,
+    approximate=True,
+    options={"kv_heads": "number of key-value heads afterwards"},
+)
+def pool_groups(network: Network, mixers: list[Target], broken: bool = False, kv_heads: int = 1) -> Network:
     axes = {}
     for each in mixers:
         axes[each] = group_axes(network, each)
@@ -130,24 +144,3 @@ def _pooled(array: np.ndarray, axis: int, groups: int, broken: bool) -> np.ndarr
     shape = array.shape
     parts = array.reshape(*shape[:axis], groups, shape[axis] // groups, *shape[axis + 1 :])
     return parts.take(0, axis + 1) if broken else parts.mean(axis + 1)
-
-
-EXPAND_GROUPS = Conversion(
-    name="expand_groups",
-    about="grouped key-value heads become one for each head",
-    conditions="query heads share key-value heads, which are matrices or slots and no parts of the input",
-    broken="with the keys and values of the last head lost, or queries in their old order",
-    convert=expanded,
-    roles=ATTENDING,
-)
-
-POOL_GROUPS = Conversion(
-    name="pool_groups",
-    about="fewer key-value heads, each the mean of those that it replaces",
-    conditions="the key-value heads of a mean are equal; otherwise it is an approximation",
-    broken="with the first head of each mean",
-    convert=pooled,
-    roles=ATTENDING,
-    approximate=True,
-    options={"kv_heads": Option(1, "number of key-value heads afterwards")},
-)

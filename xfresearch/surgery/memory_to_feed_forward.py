@@ -24,11 +24,11 @@ from xfresearch.models.mixers.memory_slots import wide_slots
 from xfresearch.models.mixers.slots import SlotsConfig
 from xfresearch.models.mixers.softmax.config import SoftmaxConfig
 from xfresearch.options.fields import with_values
-from xfresearch.surgery.conversion import Conversion
 from xfresearch.surgery.feed_forward_to_memory import from_parts
 from xfresearch.surgery.layer_blocks import LayerBlock
 from xfresearch.surgery.network import Network, Params, in_layout, names_of, options_of
 from xfresearch.surgery.refused import refuse_unless
+from xfresearch.surgery.registry import conversion
 
 PAIRS = {  # layouts of the layer before and of the layer with slots: the layout of both, and the place of the norm
     ("attention_only", "attention_only"): ("pre_norm", "in"),
@@ -38,7 +38,13 @@ PAIRS = {  # layouts of the layer before and of the layer with slots: the layout
 PLACES = {slots: at for (_, slots), (_, at) in PAIRS.items()}  # of the norm, by the layout of the layer with slots
 
 
-def convert(network: Network, layers, broken: bool = False) -> Network:
+@conversion(
+    "slots of the model's width as a feed-forward layer: parallel, or joined with the layer before",
+    conditions="slots of the model's width in attention_only, beside attention or as a layer after it (or in all_attention, "
+    "as a layer, also after cross_all_attention), with the same norm options in both layers",
+    broken="with the rows of W_down in reverse order",
+)
+def memory_to_feed_forward(network: Network, layers, broken: bool = False) -> Network:
     whole = len(layers) == len(network.layers)
     has = {n for n, at in enumerate(network.layers) if _convertible(at.block)}
     chosen = has & {*layers} if whole else {*layers}
@@ -165,13 +171,3 @@ def _both(first: Callable[[], Params], params: Callable[[], Params], bias: bool,
     norms = {path: value for path, value in old.items() if path.startswith("attention_norm_")}
     new = first() | {path.replace("attention", "feed_forward", 1): value for path, value in norms.items()}
     return new | _matrices(old, bias, broken)
-
-
-MEMORY_TO_FEED_FORWARD = Conversion(
-    name="memory_to_feed_forward",
-    about="slots of the model's width as a feed-forward layer: parallel, or joined with the layer before",
-    conditions="slots of the model's width in attention_only, beside attention or as a layer after it (or in all_attention, "
-    "as a layer, also after cross_all_attention), with the same norm options in both layers",
-    broken="with the rows of W_down in reverse order",
-    convert=convert,
-)

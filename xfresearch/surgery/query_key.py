@@ -42,10 +42,10 @@ import numpy as np
 from xfresearch.models.mixers.memory_slots import softmax_slots
 from xfresearch.models.mixers.softmax.config import Attending
 from xfresearch.models.mixers.softmax.projections import logit_scale
-from xfresearch.surgery.conversion import Conversion, Option
 from xfresearch.surgery.key_value_groups import group_of_heads, pseudo_inverses
 from xfresearch.surgery.network import ATTENDING, Network, Params, Target
 from xfresearch.surgery.refused import refuse_unless
+from xfresearch.surgery.registry import conversion
 
 TERMS = {
     "rope": "x W_Q R(l - s) W_K^T y^T: RoPE's rotation gives another matrix for every distance l - s",
@@ -54,7 +54,14 @@ TERMS = {
 EXACT = 1e-12  # singular values below this, relative to the largest, are rounding errors of float64
 
 
-def merge(network: Network, mixers: list[Target], broken: bool = False) -> Network:
+@conversion(
+    "W_Q W_K^T as one matrix per head",
+    conditions="softmax attention without RoPE, relative keys, norms or clipping of queries and keys; no bias of the key "
+    "under a sink or a softcap",
+    broken="with the rows of each matrix in reverse order",
+    roles=ATTENDING,
+)
+def merge_query_key(network: Network, mixers: list[Target], broken: bool = False) -> Network:
     for each in mixers:
         _check_merge(each.options, network.inside(each), each.where)
     return network.change_each(
@@ -123,7 +130,15 @@ def _merged_slots(target: Target[Attending], params: Params, figures: dict[str, 
     return {"memory/key": key_MGD, "memory/value": _values_of_groups(a, params)}
 
 
-def factor(network: Network, mixers: list[Target], broken: bool = False, rank: int = 0) -> Network:
+@conversion(
+    "the merged matrix of each head as two factors, with one factor of the key for each group",
+    conditions="query='merged' at full rank, without relative keys, and matrices with a rank of at most r",
+    broken="without the roots of the singular values in the factor of the key",
+    roles=ATTENDING,
+    approximate=lambda rank: rank > 0,
+    options={"rank": "rank r of the factors; 0 for the smallest exact one, below which it is an approximation"},
+)
+def factor_query_key(network: Network, mixers: list[Target], broken: bool = False, rank: int = 0) -> Network:
     for each in mixers:
         _check_factor(each.options, each.where)
     spectra = {each: _spectra(each.options, network.inside(each)) for each in mixers}
@@ -201,24 +216,3 @@ def _values_of_groups(a: Attending, params: Params) -> np.ndarray:
     """The values of the slots [M, G, V] for each group, which all heads may have shared."""
     stored_MGV = params["memory/value"]
     return np.broadcast_to(stored_MGV, (a.memory_slots, a.kv_heads, stored_MGV.shape[-1]))
-
-
-MERGE_QUERY_KEY = Conversion(
-    name="merge_query_key",
-    about="W_Q W_K^T as one matrix per head",
-    conditions="softmax attention without RoPE, relative keys, norms or clipping of queries and keys; no bias of the key "
-    "under a sink or a softcap",
-    broken="with the rows of each matrix in reverse order",
-    convert=merge,
-    roles=ATTENDING,
-)
-FACTOR_QUERY_KEY = Conversion(
-    name="factor_query_key",
-    about="the merged matrix of each head as two factors, with one factor of the key for each group",
-    conditions="query='merged' at full rank, without relative keys, and matrices with a rank of at most r",
-    broken="without the roots of the singular values in the factor of the key",
-    convert=factor,
-    roles=ATTENDING,
-    approximate=lambda rank: rank > 0,
-    options={"rank": Option(0, "rank r of the factors; 0 for the smallest exact one, below which it is an approximation")},
-)

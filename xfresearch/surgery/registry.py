@@ -1,51 +1,67 @@
 """The table of conversions, and chains of them."""
 
-from typing import Any
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol, get_args
 
+from xfresearch.loading.language_model import LanguageModel
 from xfresearch.runtime.errors import UserError, nearest
-from xfresearch.surgery.absorb_value_output import ABSORB_VALUE_OUTPUT
-from xfresearch.surgery.centre import CENTRE
-from xfresearch.surgery.conversion import Conversion, Where
-from xfresearch.surgery.converting import Step
-from xfresearch.surgery.drop import DROP_KEY, DROP_OUTPUT, DROP_QUERY, DROP_VALUE
-from xfresearch.surgery.feed_forward_to_memory import FEED_FORWARD_TO_MEMORY
-from xfresearch.surgery.fold_norm import FOLD_NORM
-from xfresearch.surgery.fuse_output import FUSE_OUTPUT
-from xfresearch.surgery.key_value_groups import EXPAND_GROUPS, POOL_GROUPS
-from xfresearch.surgery.memory_to_feed_forward import MEMORY_TO_FEED_FORWARD
-from xfresearch.surgery.query_key import FACTOR_QUERY_KEY, MERGE_QUERY_KEY
-from xfresearch.surgery.sinks import SINK_TO_SLOT, SLOT_TO_SINK
-from xfresearch.surgery.stacking import STACK, UNSTACK
-from xfresearch.surgery.untie import UNTIE
-from xfresearch.surgery.upcycle import UPCYCLE
-from xfresearch.surgery.widen import WIDEN
+from xfresearch.surgery.certificate import Certificate
+from xfresearch.surgery.conversion import Conversion, Option, Where
+from xfresearch.surgery.converting import Step, convert
+from xfresearch.surgery.network import Network
 
-CONVERSIONS: dict[str, Conversion] = {
-    each.name: each
-    for each in (
-        ABSORB_VALUE_OUTPUT,
-        CENTRE,
-        DROP_KEY,
-        DROP_OUTPUT,
-        DROP_QUERY,
-        DROP_VALUE,
-        EXPAND_GROUPS,
-        FACTOR_QUERY_KEY,
-        FEED_FORWARD_TO_MEMORY,
-        FOLD_NORM,
-        FUSE_OUTPUT,
-        MEMORY_TO_FEED_FORWARD,
-        MERGE_QUERY_KEY,
-        POOL_GROUPS,
-        SINK_TO_SLOT,
-        SLOT_TO_SINK,
-        STACK,
-        UNSTACK,
-        UNTIE,
-        UPCYCLE,
-        WIDEN,
-    )
-}
+CONVERSIONS: dict[str, Conversion] = {}  # all are in it once xfresearch.surgery has been imported
+
+
+class Function(Protocol):
+    """A conversion as a function. `layers` are numbers of layers, by default all; `options` are the conversion's own.
+
+    With an encoder, `stack` is 'encoder' or 'decoder', by default both; `layers` without `stack` are layers of the decoder.
+    `role` chooses sublayers by what they do ('mixer', 'cross' or 'feed_forward', by default all), in conversions that change
+    single sublayers.
+    """
+
+    __name__: str
+
+    def __call__(
+        self, lm: LanguageModel, layers: Sequence[int] | None = None, stack: str = "", role: str = "", **options: Any
+    ) -> tuple[LanguageModel, Certificate]: ...
+
+
+def conversion(
+    about: str,
+    conditions: str,
+    broken: str,
+    roles: tuple[str, ...] = (),
+    approximate: bool | Callable[..., bool] = False,
+    options: Mapping[str, str] = {},
+    name: str = "",
+) -> Callable[[Callable[..., Network]], Function]:
+    """A decorator that puts a function of networks into the table by its `name`, and makes the function of language models.
+
+    options: {argument: what it means}; its default and its allowed values (a Literal) are those of the signature. The others
+    are fields of Conversion."""
+
+    def decorate(function: Callable[..., Network]) -> Function:
+        own = name or function.__name__
+        parameters = inspect.signature(function).parameters
+        declared = {
+            key: Option(parameters[key].default, words, get_args(parameters[key].annotation))
+            for key, words in options.items()
+        }
+        CONVERSIONS[own] = Conversion(own, about, conditions, broken, function, approximate, declared, roles)
+
+        def apply(
+            lm: LanguageModel, layers: Sequence[int] | None = None, stack: str = "", role: str = "", **options: Any
+        ) -> tuple[LanguageModel, Certificate]:
+            return convert(lm, chain(own, None if layers is None else tuple(layers), options, stack, role))
+
+        arguments = "".join(f"\n{key}: {words}" for key, words in options.items())
+        apply.__name__, apply.__doc__ = own, f"{about}.\n\nExact if: {conditions}.{arguments}"
+        return apply
+
+    return decorate
 
 
 def chain(

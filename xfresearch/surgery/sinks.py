@@ -42,10 +42,10 @@ import numpy as np
 from xfresearch.models.mixers.memory_slots import slot_heads, softmax_slots
 from xfresearch.models.mixers.softmax.config import Attending, SoftmaxConfig, rotary_size
 from xfresearch.models.mixers.softmax.projections import head_sizes, logit_scale
-from xfresearch.surgery.conversion import Conversion
 from xfresearch.surgery.key_value_groups import group_of_heads
 from xfresearch.surgery.network import ATTENDING, Network, Params, Target
 from xfresearch.surgery.refused import refuse_unless
+from xfresearch.surgery.registry import conversion
 
 Sink = Literal["none", "off_by_one", "learned"]
 Pair = tuple[np.ndarray, np.ndarray]  # keys and values
@@ -53,7 +53,14 @@ KEY, VALUE = "memory/key", "memory/value"
 OTHERS = "e^(q k) of the others depends on the token, or adds v"
 
 
-def to_slot(network: Network, mixers: list[Target], broken: bool = False) -> Network:
+@conversion(
+    "the sink of the softmax as a slot whose value is 0",
+    conditions="softmax attention with a sink; for a learned sink: matrices of queries, keys and outputs, and no relative "
+    "keys, norms or clipping of queries",
+    broken="with two slots, or with the logit 0 for b",
+    roles=ATTENDING,
+)
+def sink_to_slot(network: Network, mixers: list[Target], broken: bool = False) -> Network:
     for each in mixers:
         _check_sink(each.options, network.inside(each), each.where)
     return network.change_each(
@@ -166,7 +173,13 @@ def _padded(value: np.ndarray, axis: int) -> np.ndarray:
     return np.pad(value, sizes)
 
 
-def to_sink(network: Network, mixers: list[Target], broken: bool = False) -> Network:
+@conversion(
+    "a slot with value 0 and a constant logit as the sink of the softmax",
+    conditions="a slot in the softmax with value 0, and with key 0 or W_Q k = 0 in every head; no sink",
+    broken="with the sink lost",
+    roles=ATTENDING,
+)
+def slot_to_sink(network: Network, mixers: list[Target], broken: bool = False) -> Network:
     zero = all([_check_slot(each.options, network.inside(each), each.where) for each in mixers])  # a list: all are checked
     sink: Sink = "off_by_one" if zero else "learned"
     for each in mixers:
@@ -275,22 +288,3 @@ def _cut(a: Attending, params: Params, bias: bool) -> Params:
         value_MGV = value_MGV if a.value == "identity_whole" else value_MGV[..., :-1]
         new = with_slots(new, (key_MGK[..., :-1], value_MGV))
     return new
-
-
-SINK_TO_SLOT = Conversion(
-    name="sink_to_slot",
-    about="the sink of the softmax as a slot whose value is 0",
-    conditions="softmax attention with a sink; for a learned sink: matrices of queries, keys and outputs, and no relative "
-    "keys, norms or clipping of queries",
-    broken="with two slots, or with the logit 0 for b",
-    convert=to_slot,
-    roles=ATTENDING,
-)
-SLOT_TO_SINK = Conversion(
-    name="slot_to_sink",
-    about="a slot with value 0 and a constant logit as the sink of the softmax",
-    conditions="a slot in the softmax with value 0, and with key 0 or W_Q k = 0 in every head; no sink",
-    broken="with the sink lost",
-    convert=to_sink,
-    roles=ATTENDING,
-)

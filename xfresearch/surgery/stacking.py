@@ -21,13 +21,20 @@ from xfresearch.models.block_config import BlockConfig
 from xfresearch.models.kinds import kind_of
 from xfresearch.models.layouts import LAYOUTS
 from xfresearch.models.norms import WITH_EPSILON
-from xfresearch.surgery.conversion import Conversion, Option
 from xfresearch.surgery.network import Network, Params
 from xfresearch.surgery.refused import Refused, refuse_unless
+from xfresearch.surgery.registry import conversion
 from xfresearch.surgery.stream_maps import last_maps
 
 
-def stacked(network: Network, layers, broken: bool = False, copies: int = 1) -> Network:
+@conversion(
+    "more layers, which compute the identity",
+    conditions="the residual stream has a skip around every sublayer that writes it and no norm after the skip; no layer "
+    "depends on the depth or on its number",
+    broken="with the last maps of the copies kept",
+    options={"copies": "number of new layers after each layer"},
+)
+def stack(network: Network, layers, broken: bool = False, copies: int = 1) -> Network:
     refuse_unless(copies >= 1, f"copies={copies} is below 1")
     check_depth(network, first=min(layers) + 1)
     zeros = {number: identity_maps(network, number) for number in layers}
@@ -43,7 +50,13 @@ def stacked(network: Network, layers, broken: bool = False, copies: int = 1) -> 
     return replace(network, layers=tuple(network.layers[old] for old, _ in order), params=params)
 
 
-def unstacked(network: Network, layers, broken: bool = False) -> Network:
+@conversion(
+    "remove layers that compute the identity",
+    conditions="all parameters of these layers that write the residual stream are 0; no other layer depends on the depth "
+    "or on its number",
+    broken="with another layer removed",
+)
+def unstack(network: Network, layers, broken: bool = False) -> Network:
     count = len(network.layers)
     reasons = {number: _reason(network, number) for number in layers}
     removed = {number for number in layers if not reasons[number]}
@@ -137,23 +150,3 @@ def check_depth(network: Network, first: int) -> None:
             number < first or not any(each.numbered for each in at.block.sublayers.values()),
             f"layer {number}: lambda_0 = 0.8 - 0.6 exp(-0.3 l) of differential attention depends on the layer's number l",
         )
-
-
-STACK = Conversion(
-    name="stack",
-    about="more layers, which compute the identity",
-    conditions="the residual stream has a skip around every sublayer that writes it and no norm after the skip; no layer "
-    "depends on the depth or on its number",
-    broken="with the last maps of the copies kept",
-    convert=stacked,
-    options={"copies": Option(1, "number of new layers after each layer")},
-)
-
-UNSTACK = Conversion(
-    name="unstack",
-    about="remove layers that compute the identity",
-    conditions="all parameters of these layers that write the residual stream are 0; no other layer depends on the depth "
-    "or on its number",
-    broken="with another layer removed",
-    convert=unstacked,
-)

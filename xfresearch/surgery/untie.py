@@ -8,12 +8,17 @@ others that write into one of the tables untie them first.
 
 import numpy as np
 
-from xfresearch.surgery.conversion import Conversion
 from xfresearch.surgery.network import TABLE, Network
 from xfresearch.surgery.refused import refuse_unless
+from xfresearch.surgery.registry import conversion
 
 
-def convert(network: Network, layers, broken: bool = False) -> Network:
+@conversion(
+    "give the output head, or an encoder, a copy of the token embedding",
+    conditions="the head is tied to the embedding, or the encoder shares it",
+    broken="with the rows of the copy shifted by one",
+)
+def untie(network: Network, layers, broken: bool = False) -> Network:
     if network.stack:
         shared = network.model.embedding == "shared"
         refuse_unless(shared, "the table is its own already")
@@ -32,12 +37,3 @@ def untied(network: Network, broken: bool = False) -> Network:
 def _copy(network: Network, broken: bool) -> np.ndarray:
     table_VD = network.outside[TABLE]
     return np.roll(table_VD, 1, 0) if broken else table_VD
-
-
-UNTIE = Conversion(
-    name="untie",
-    about="give the output head, or an encoder, a copy of the token embedding",
-    conditions="the head is tied to the embedding, or the encoder shares it",
-    broken="with the rows of the copy shifted by one",
-    convert=convert,
-)

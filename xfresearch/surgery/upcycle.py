@@ -18,14 +18,27 @@ from xfresearch.models.feed_forwards.activations import ACTIVATIONS
 from xfresearch.models.feed_forwards.dense import DenseConfig
 from xfresearch.models.feed_forwards.moe import MoeConfig, MoeFeedForwardConfig
 from xfresearch.models.sublayer import SublayerConfig
-from xfresearch.surgery.conversion import Conversion, Option
 from xfresearch.surgery.network import Network, Params, Target
 from xfresearch.surgery.refused import refuse_unless
+from xfresearch.surgery.registry import conversion
 
 KERNELS = ("up", "gate", "down")
 
 
-def convert(network: Network, targets: list[Target], broken: bool = False, experts=8, top_k=2, noise=0.0, seed=0) -> Network:
+@conversion(
+    "a feed-forward layer becomes a mixture of equal experts",
+    conditions="the layer has no norm (SoLU); with noise it is an approximation",
+    broken="with a copy in the first expert only",
+    roles=("feed_forward",),
+    approximate=lambda noise, **options: noise > 0,
+    options={
+        "experts": "number of experts",
+        "top_k": "number of experts of a token",
+        "noise": "standard deviation of the noise in the experts, relative to that of each kernel",
+        "seed": "seed of the router and of the noise",
+    },
+)
+def upcycle(network: Network, targets: list[Target], broken: bool = False, experts=8, top_k=2, noise=0.0, seed=0) -> Network:
     refuse_unless(1 < top_k <= experts, f"top_k={top_k} is not 2 to experts={experts}: with top_k=1 no router is trained")
     refuse_unless(noise >= 0, f"noise={noise} is below 0")
     refuse_unless(seed >= 0, f"seed={seed} is below 0")
@@ -68,20 +81,3 @@ def _mixture(params: Params, experts: int, noise: float, broken: bool, random: n
         if bias is not None:
             new[f"experts/{name}{BIAS}"] = np.repeat(bias[None], experts, 0)
     return new
-
-
-UPCYCLE = Conversion(
-    name="upcycle",
-    about="a feed-forward layer becomes a mixture of equal experts",
-    conditions="the layer has no norm (SoLU); with noise it is an approximation",
-    broken="with a copy in the first expert only",
-    convert=convert,
-    roles=("feed_forward",),
-    approximate=lambda noise, **options: noise > 0,
-    options={
-        "experts": Option(8, "number of experts"),
-        "top_k": Option(2, "number of experts of a token"),
-        "noise": Option(0.0, "standard deviation of the noise in the experts, relative to that of each kernel"),
-        "seed": Option(0, "seed of the router and of the noise"),
-    },
-)

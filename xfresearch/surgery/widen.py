@@ -27,16 +27,29 @@ from xfresearch.models.mixers.softmax.config import Attending
 from xfresearch.models.sublayer import SublayerConfig
 from xfresearch.options.fields import with_values
 from xfresearch.sharding.letters import Axes
-from xfresearch.surgery.conversion import Conversion, Option
 from xfresearch.surgery.key_value_groups import SPLIT
 from xfresearch.surgery.network import ATTENDING, Network, Params, Target, inside
 from xfresearch.surgery.refused import Refused, refuse_unless
+from xfresearch.surgery.registry import conversion
 
 T5_TABLE = "shared/relative_bias"  # [buckets, H] of all layers
 Sizes = dict[tuple[str, str], tuple[int, int]]  # {(start of a path, letter): its size before and after}
 
 
-def convert(
+@conversion(
+    "more heads, hidden units or slots, whose outputs are 0",
+    conditions="no output depends on the number of heads, hidden units or slots: no ALiBi, no norm over all heads, no "
+    "softmax over hidden units or slots; heads with W_O",
+    broken="with drawn outputs",
+    roles=(*ATTENDING, "feed_forward"),
+    options={
+        "heads": "number of heads afterwards, 0 as before",
+        "hidden": "hidden size afterwards, of each expert; 0 as before",
+        "slots": "number of slots of the model's width afterwards, 0 as before",
+        "seed": "seed of the drawn parameters",
+    },
+)
+def widen(
     network: Network, sublayers: list[Target], broken: bool = False, heads=0, hidden=0, slots=0, seed=0
 ) -> Network:
     refuse_unless(heads or hidden or slots, "heads=0, hidden=0 and slots=0: nothing grows; give one of them")
@@ -174,20 +187,3 @@ def _with_t5_columns(network: Network, mixers: list[Target], heads: int) -> Netw
     )
     table_RH = network.outside[T5_TABLE]
     return network.with_outside({T5_TABLE: np.pad(table_RH, ((0, 0), (0, heads - table_RH.shape[1])))})
-
-
-WIDEN = Conversion(
-    name="widen",
-    about="more heads, hidden units or slots, whose outputs are 0",
-    conditions="no output depends on the number of heads, hidden units or slots: no ALiBi, no norm over all heads, no "
-    "softmax over hidden units or slots; heads with W_O",
-    broken="with drawn outputs",
-    convert=convert,
-    roles=(*ATTENDING, "feed_forward"),
-    options={
-        "heads": Option(0, "number of heads afterwards, 0 as before"),
-        "hidden": Option(0, "hidden size afterwards, of each expert; 0 as before"),
-        "slots": Option(0, "number of slots of the model's width afterwards, 0 as before"),
-        "seed": Option(0, "seed of the drawn parameters"),
-    },
-)
