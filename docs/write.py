@@ -261,8 +261,20 @@ def models() -> str:
     """docs/models.md with the tables of what the code says of layouts, norms, positions and kinds."""
     from xfresearch.models.catalogue import TABLES
 
-    parts = {option: _named(option) for option in TABLES} | {"drawings": _drawings()}
-    return MADE.sub(lambda part: f"{part[1]}\n\n{parts[part[2]]}\n{part[3]}", (HERE / "models.md").read_text())
+    return _made("models.md", {option: _named(option) for option in TABLES} | {"drawings": _drawings()})
+
+
+def anatomy() -> str:
+    """docs/anatomy.md with the table of analyses."""
+    from xfresearch.analysis.registry import ANALYSES
+
+    lines = [f"| `{name}` | {each.about} |\n" for name, each in ANALYSES.items()]
+    return _made("anatomy.md", {"analyses": "".join(["| analysis | what it shows |\n|---|---|\n", *lines])})
+
+
+def _made(page: str, parts: dict[str, str]) -> str:
+    """A page with its made parts as they are now."""
+    return MADE.sub(lambda part: f"{part[1]}\n\n{parts[part[2]]}\n{part[3]}", (HERE / page).read_text())
 
 
 def _named(option: str) -> str:
@@ -307,6 +319,7 @@ def performance() -> str:
 
 
 PAGES = {
+    "anatomy.md": anatomy,
     "data.md": data,
     "models.md": models,
     "performance.md": performance,

@@ -1,5 +1,5 @@
-"""docs/adding.md and adding_format.md, carried out in a copy of the repository: the examples are added, and the commands
-pass there."""
+"""docs/adding.md, adding_analysis.md and adding_format.md, carried out in a copy of the repository: the examples are added,
+and the commands pass there."""
 
 import re
 import shutil
@@ -56,7 +56,18 @@ def test_a_data_format_is_added_by_its_page(tmp_path):
     assert "streams (`datasets`)" in (page := (tree / "docs" / "data.md").read_text()) and "SQLite" in page
 
 
-@pytest.mark.parametrize("page", ["adding.md", "adding_format.md", "adding_training.md"])
+@pytest.mark.long
+def test_an_analysis_is_added_by_its_page(tmp_path):
+    tree = copy_of_the_tree(tmp_path / "tree")
+    adding.carry_out("adding_analysis.md", tree)
+    (commands,) = adding.commands("adding_analysis.md")
+    outputs = [adding.run(command, tree, "written_share") for command in commands]
+    assert len(re.findall(r"test_the_share_of_every_mixer\[.*\] PASSED", outputs[2])) == 3
+    assert re.search(r"test_a_room_gives_a_result.*analyze written_share\] PASSED", outputs[4])
+    assert "| `written_share` | how large the outputs" in (tree / "docs" / "anatomy.md").read_text()
+
+
+@pytest.mark.parametrize("page", ["adding.md", "adding_analysis.md", "adding_format.md", "adding_training.md"])
 def test_the_blocks_of_a_page_fit(page, tmp_path):
     for file, _, _ in adding.BLOCK.findall(adding.read(page)):
         (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
