@@ -264,19 +264,18 @@ def test_curves_by_step_tokens_flops_and_seconds(trained):
     assert len(runs.curve(without, "train", "loss", "step")) == STEPS
 
 
-def test_held_out_losses_on_different_texts_have_charts_of_their_own(trained, monkeypatch):
-    monkeypatch.setattr(page, "line_chart", lambda title, curves, *_, **__: len(curves))
+def test_held_out_losses_on_different_texts_have_charts_of_their_own(trained):
     run = runs.read(str(trained[0]))
     other = run._replace(path="b", config=replace(run.config, evaluation=replace(run.config.evaluation, split="test")))
     same = run._replace(path="c")
     corpus = run.config.data.corpus[0]
     for axis in runs.AXES:
         charts = page.charts([run, other, same], "loss", "nats")[axis]
-        counts = {title: curves for title, _, curves in charts}
+        counts = {chart.title: len(chart.curves) for chart in charts}
         names = [f"Held-out loss on {corpus}, {split}" for split in (run.config.evaluation.split, "test")]
         assert counts == {"Training loss": 3, names[0]: 2, names[1]: 1}
         of_one_text = page.charts([run, same], "loss", "nats")[axis]
-        assert [title for title, _, _ in of_one_text] == ["Training loss", "Held-out loss"]
+        assert [chart.title for chart in of_one_text] == ["Training loss", "Held-out loss"]
 
 
 def test_what_a_run_lacks_is_a_note(trained, texts, tmp_path, capsys):

@@ -117,7 +117,8 @@ def test_it_needs_held_out_rows(tmp_path, corpus):
 
 def test_pictures_have_layers_by_steps():
     made = [{"kind": "panel", "step": 10 * n, "induction": [n / 200, None], "along_ones": [None, None]} for n in range(200)]
-    (title, caption, svg), *others = panel_pictures([{"kind": "train", "step": 1}, *made])
-    assert title == "Induction" and "repeated" in caption and not others
+    picture, *others = panel_pictures([{"kind": "train", "step": 1}, *made])
+    assert picture.title == "Induction" and "repeated" in picture.caption and not others
+    svg = picture.svg()
     assert svg.count("<title>") == COLUMNS and "layer 0, step 1990: " in svg and "layer 1" not in svg
     assert panel_pictures([]) == []

@@ -6,7 +6,8 @@ from xfresearch.comparing import text
 from xfresearch.comparing.collecting import Comparison
 from xfresearch.comparing.runs import AXES, ComparedRun, curve
 from xfresearch.options.run_options import DataConfig
-from xfresearch.pages.charts import Curve, line_chart, styles, thinned
+from xfresearch.pages.charts import Curve, styles, thinned
+from xfresearch.pages.figures import LineChart
 from xfresearch.pages.html import write_page
 
 KINDS = {"train": "Training loss", "evaluation": "Held-out loss"}
@@ -37,8 +38,8 @@ def write(path, comparison: Comparison) -> None:
     )
 
 
-def charts(runs: list[ComparedRun], measure: str, unit: str) -> dict[str, list[tuple[str, str, str]]]:
-    """{axis: (title, caption, SVG) of each chart for which a run has values}."""
+def charts(runs: list[ComparedRun], measure: str, unit: str) -> dict[str, list[LineChart]]:
+    """{axis: each chart for which a run has values}."""
     by_axis: dict = {}
     of_runs = dict(zip((run.path for run in runs), styles(len(runs)), strict=True))
     texts = dict.fromkeys(held_out_text(run) for run in runs if run.rows)
@@ -56,8 +57,7 @@ def charts(runs: list[ComparedRun], measure: str, unit: str) -> dict[str, list[t
                 if len(own)
             ]
             if curves:
-                chart = line_chart(f"{title} by {label}", curves, {}, top=top(curves))
-                by_axis[axis].append((title, f"{unit}, by {label}", chart))
+                by_axis[axis].append(LineChart(title, f"{unit}, by {label}", label, curves, top=top(curves)))
     return by_axis
 
 

@@ -2,7 +2,7 @@
 
 import io
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -52,8 +52,8 @@ def with_interval(points: np.ndarray) -> list[Curve]:
 
 def line_chart(
     title: str,
-    curves: list[Curve],
-    levels: dict[str, float],
+    curves: Sequence[Curve],
+    levels: Mapping[str, float],
     bottom: float | None = None,
     top: float | None = None,
     second: tuple[str, float] | None = None,

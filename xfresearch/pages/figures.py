@@ -1,6 +1,6 @@
 """Figures and tables as data: titles, captions, axes, values and intervals. `svg` draws a figure."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -54,11 +54,15 @@ class LineChart(NamedTuple):
     title: str
     caption: str
     x: str  # what the x axis counts
-    curves: tuple[Curve, ...]
+    curves: Sequence[Curve]
+    levels: Mapping[str, float] = {}  # dashed lines by their names
+    bottom: float | None = None  # ends of the y axis; None for those of the curves
+    top: float | None = None
+    second: tuple[str, float] | None = None  # a second x axis, above: its name, and its value per unit of the first
 
     def svg(self) -> str:
         """The picture as an SVG element."""
-        drawn: str = line_chart(self.title, list(self.curves), {}, along=self.x)
+        drawn: str = line_chart(self.title, self.curves, self.levels, self.bottom, self.top, self.second, self.x)
         return drawn
 
 

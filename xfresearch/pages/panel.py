@@ -1,9 +1,8 @@
 """Pictures of the panel: figures of every layer while a model trains (analysis/panel.py)."""
 
 import numpy as np
-from markupsafe import Markup
 
-from xfresearch.pages.heat_map import heat_map
+from xfresearch.pages.figures import HeatMap
 
 CAPTIONS = {
     "attention_entropy": "of the weights in nats, mean over heads",
@@ -27,8 +26,8 @@ NAMES |= {f"{CROSS}/{name}": caption for name, caption in OF_CROSS.items()}
 COLUMNS = 24  # the most steps of a picture
 
 
-def panel_pictures(rows: list[dict]) -> list[tuple[str, str, Markup]]:
-    """(title, caption, SVG element) of every figure of the rows of metrics.jsonl: layers by steps."""
+def panel_pictures(rows: list[dict]) -> list[HeatMap]:
+    """A picture of every figure of the rows of metrics.jsonl: layers by steps."""
     rows = [row for row in rows if row["kind"] == "panel"]
     rows = [rows[at] for at in np.unique(np.linspace(0, len(rows) - 1, COLUMNS).round().astype(int))] if rows else []
     steps = tuple(str(row["step"]) for row in rows)
@@ -37,5 +36,5 @@ def panel_pictures(rows: list[dict]) -> list[tuple[str, str, Markup]]:
         values = np.array([row[name] for row in rows if name in row], np.float64).T  # null, of no number, becomes NaN
         if values.size and np.isfinite(values).any():
             title = name.replace("_", " ").replace("/", ": ").capitalize()
-            pictures.append((title, caption, Markup(heat_map(title, values, "layer", "step", 0.0, None, steps))))
+            pictures.append(HeatMap(title, caption, values, "layer", "step", 0.0, None, steps))
     return pictures

@@ -13,8 +13,9 @@ from xfresearch.data.labels import predicted, predicts_next
 from xfresearch.models.block_config import BlockConfig
 from xfresearch.models.costs import Costs
 from xfresearch.models.words import block_in_words, model_in_words
-from xfresearch.pages.charts import Curve, line_chart, thinned
+from xfresearch.pages.charts import Curve, thinned
 from xfresearch.pages.drawing import draw_block
+from xfresearch.pages.figures import LineChart
 from xfresearch.pages.html import write_page
 from xfresearch.pages.panel import panel_pictures
 from xfresearch.run_config.closed_form import costs
@@ -126,9 +127,8 @@ def _blocks(config: Config) -> list[tuple[str, BlockConfig]]:
 
 def _charts(
     rows: list[dict], tokens: int, counted: Costs, baselines: dict[str, float], held_out: str
-) -> list[tuple[str, str, str]]:
-    """(title, caption, SVG) of every chart for which the rows have values. tokens: those of one update. held_out: what is
-    predicted."""
+) -> list[LineChart]:
+    """Every chart for which the rows have values. tokens: those of one update. held_out: what is predicted."""
     of_text = any("bits_per_byte" in row for row in rows)
     caption = "by step, with the compression baselines" if baselines else "by step"
     bits_per_byte = ("Bits per byte", caption, "bits_per_byte", 1, baselines, False)
@@ -148,7 +148,8 @@ def _charts(
         if curves:
             bottom, top = _limits(curves, levels, from_zero)
             second = ("training FLOPs", counted.training_flops_per_token) if key == "loss" else None
-            charts.append((title, caption, line_chart(title, curves, levels, bottom, top, second)))
+            along = "tokens" if key == "loss" else "step"
+            charts.append(LineChart(title, caption, along, curves, levels, bottom, top, second))
     return charts
 
 
