@@ -8,6 +8,7 @@
 """
 
 from xfresearch.analysis.attention import attention as attention
+from xfresearch.analysis.block_influence import block_influence as block_influence
 from xfresearch.analysis.contributions import contributions as contributions
 from xfresearch.analysis.features import features as features
 from xfresearch.analysis.lens import lens as lens
