@@ -45,7 +45,7 @@ LEVELS = {room: level for level, group in enumerate(ORDER) for room in group}
 # Names of files that several packages have: they play the same role there, or are about the same thing.
 SHARED_NAMES = {"attention", "config", "cross_entropy", "generating", "grouped_matmul", "held_out", "llama2c", "loading"}
 SHARED_NAMES |= {"loop", "memories", "norms", "options", "panel", "positions", "recall", "registry", "report", "rope"}
-SHARED_NAMES |= {"routing", "tasks"}
+SHARED_NAMES.add("tasks")
 MOST_ROOMS = 36
 MOST_LINES, MOST_OPTIONS = 400, 15
 

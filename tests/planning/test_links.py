@@ -5,7 +5,7 @@ import pytest
 from xfresearch.planning.chips import CHIPS
 from xfresearch.planning.collectives import Collective
 from xfresearch.planning.links import HOP, Location, seconds
-from xfresearch.planning.roofline import Roofline, roofline
+from xfresearch.planning.step_time import Roofline, roofline
 from xfresearch.planning.topologies import parse
 from xfresearch.planning.work import Work
 

@@ -8,7 +8,7 @@ import pytest
 
 from tests.contracts.variants import ROOT
 from xfresearch import plan
-from xfresearch.planning import compiling, device_memory, formula, plans, report, search, topologies
+from xfresearch.planning import compiling, formula, plans, report, search, topologies, traced_memory
 from xfresearch.run_config.closed_form import costs
 from xfresearch.run_config.config_files import parse
 from xfresearch.runtime.errors import UserError
@@ -44,8 +44,8 @@ def test_a_mesh_without_topology_is_checked_without_devices(capsys, tmp_path):
 
 def test_a_model_with_two_stacks_is_checked_with_the_activations_of_both(monkeypatch):
     seen = []
-    traced = device_memory.kept_in_trace
-    monkeypatch.setattr(device_memory, "kept_in_trace", lambda *given: seen.append(given) or traced(*given))
+    traced = traced_memory.kept_in_trace
+    monkeypatch.setattr(traced_memory, "kept_in_trace", lambda *given: seen.append(given) or traced(*given))
     lengths = ["--config.source_length=24", "--config.sequence_length=20", "--config.model.vocab_size=264"]
     model = ["--config", f"{ROOT / 'configs/vanilla_2017.py'}:tiny", *lengths]
     config = parse([*model, "--config.mesh.fsdp=2", "--config.mesh.tensor=2"])

@@ -10,10 +10,10 @@ from jax.sharding import AxisType
 
 from tests.contracts.variants import ROOT
 from xfresearch.models.counting import count_flops
-from xfresearch.planning import compiling, custom, device_memory, hlo
+from xfresearch.planning import compiling, hlo, traced_memory
 from xfresearch.planning.formula import abstract_mesh
 from xfresearch.planning.hlo import Array
-from xfresearch.planning.work import work
+from xfresearch.planning.work import SPLASH, kernel_flops, work
 from xfresearch.run_config.config_files import parse
 
 
@@ -207,8 +207,8 @@ def test_splash_attention_counts_the_blocks_of_its_grid(kind, grid, tokens, keys
     q, k = (Array("bf16", (4, size, 128), False) for size in (tokens, keys))
     operands = [Array("s8", (1, *grid), False)] * 2 + [q, k, k]
     text = f'"block_q_{kind}": 512, "block_kv_{kind}": 512'.replace("_fwd", "")
-    result = custom.kernel_flops(SimpleNamespace(name=f"splash_mha_{kind}.1", text=text), operands, 0, causal)
-    assert result == custom.SPLASH[kind] * 2 * 4 * 128 * blocks * 512**2
+    result = kernel_flops(SimpleNamespace(name=f"splash_mha_{kind}.1", text=text), operands, 0, causal)
+    assert result == SPLASH[kind] * 2 * 4 * 128 * blocks * 512**2
 
 
 @pytest.mark.parametrize("name", ["ragged-dot-none.1", "jvp_jit_gmm__.2", "transpose_jvp_jit_tgmm___.2"])
@@ -234,7 +234,7 @@ def test_an_activation_saved_under_two_names_counts_once():
 
     jaxpr = jax.make_jaxpr(lambda x: jax.lax.scan(layer, x, None, length=3))(shape(4, 8)).jaxpr
     sizes = dict.fromkeys(("data", "fsdp", "expert", "tensor", "context"), 1)
-    kept = device_memory.kept_in_trace(jaxpr, [3], sizes)
+    kept = traced_memory.kept_in_trace(jaxpr, [3], sizes)
     assert sorted(size for _, _, size in kept) == [3 * 4 * 8 * 4] * 2
 
 
@@ -281,9 +281,9 @@ def test_with_full_remat_the_forward_pass_saves_only_the_residual_stream(step):
     config, traced, done = step
     stream = config.model.depth * config.batch_size * config.sequence_length * config.model.width * 4
     sizes = dict.fromkeys(("data", "fsdp", "expert", "tensor", "context"), 1)
-    kept = device_memory.kept_in_trace(traced.jaxpr.jaxpr, [config.model.depth], sizes)
+    kept = traced_memory.kept_in_trace(traced.jaxpr.jaxpr, [config.model.depth], sizes)
     assert sum(size for _, _, size in kept) == stream
-    assert max(size for _, _, size in device_memory.kept_activations(done.program)) == stream
+    assert max(size for _, _, size in compiling.kept_activations(done.program)) == stream
 
 
 def test_a_scan_over_as_many_microbatches_as_layers_is_not_taken_for_the_layers():
@@ -292,7 +292,7 @@ def test_a_scan_over_as_many_microbatches_as_layers_is_not_taken_for_the_layers(
     config = compiling.prepare(parse(arguments))
     sizes = dict.fromkeys(("data", "fsdp", "expert", "tensor", "context"), 1)
     _, traced = compiling.trace(config, abstract_mesh(sizes))
-    kept = device_memory.kept_in_trace(traced.jaxpr.jaxpr, [config.model.depth], sizes)
+    kept = traced_memory.kept_in_trace(traced.jaxpr.jaxpr, [config.model.depth], sizes)
     rows = config.batch_size // 2
     assert [shape for _, shape, _ in kept] == [f"float32[2, {rows}, {config.sequence_length}, {config.model.width}]"]
 
@@ -316,14 +316,14 @@ def test_a_scan_over_as_many_microbatches_as_layers_is_not_taken_for_the_layers(
     ],
 )
 def test_out_of_memory_errors_are_parsed(text, needed, available):
-    result = device_memory.parse_out_of_memory(text)
+    result = compiling.parse_out_of_memory(text)
     assert result[:2] == (pytest.approx(needed * 2**30), pytest.approx(available * 2**30))
     if "1. Size" in text:
         assert result[2] == [("jit(step)/dot", "bf16[32,64]", 4 * 2**30), ("", "f32[8]", 2**29)]
 
 
 def test_other_errors_are_not_out_of_memory():
-    assert device_memory.parse_out_of_memory("INTERNAL: something else") is None
+    assert compiling.parse_out_of_memory("INTERNAL: something else") is None
 
 
 def test_the_traced_count_includes_the_optimizer():

@@ -17,7 +17,7 @@ from xfresearch.data.tokenizers import ByteTokenizer
 from xfresearch.options.run_options import TrainingConfig
 from xfresearch.runtime.errors import DIVERGED, Diverged, UserError, exit_code
 from xfresearch.training import loop
-from xfresearch.training.health import Health
+from xfresearch.training.monitoring import Health
 from xfresearch.training.workdir import record, write_config
 
 

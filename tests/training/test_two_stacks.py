@@ -14,8 +14,7 @@ from xfresearch.data.pairs import pair_packing
 from xfresearch.data.pairs.pair_packing import Pair
 from xfresearch.options.run_options import DataConfig, TrainingConfig
 from xfresearch.run_config.config import Config
-from xfresearch.training.routing import router_metrics
-from xfresearch.training.step import tokens_in
+from xfresearch.training.step import router_metrics, tokens_in
 
 MOE = "blocks.main.feed_forward.moe."
 SPAN = "blocks.main.attention.span"

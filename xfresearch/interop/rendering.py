@@ -9,11 +9,27 @@ from datetime import datetime
 from functools import lru_cache
 
 from jinja2 import Template, TemplateError
+from jinja2.ext import Extension
+from jinja2.nodes import CallBlock, Node
+from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from xfresearch.interop.generation_tag import GenerationTag
-
 MOST = 1 << 24  # characters of a text; the longest contexts have a tenth of it
+
+
+class GenerationTag(Extension):
+    """`{% generation %}text{% endgeneration %}` is `text`, an answer that a model is trained on. As in `transformers`, it is
+    rendered as a call: a variable that is set inside has its old value after it."""
+
+    tags = {"generation"}
+
+    def parse(self, parser: Parser) -> Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return CallBlock(self.call_method("_inside"), [], [], body).set_lineno(line)
+
+    def _inside(self, caller) -> str:
+        return caller()
 
 
 def answers(request: bytes) -> Iterator[bytes]:

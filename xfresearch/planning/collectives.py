@@ -6,7 +6,7 @@ from math import prod
 
 import numpy as np
 
-from xfresearch.planning.hlo import Computation, Instruction, Program, match_of
+from xfresearch.planning.hlo import Instruction, Program, match_of
 
 KINDS = (
     "all-gather",
@@ -63,7 +63,7 @@ def collectives(program: Program, mesh: dict[str, int], between: str = "", slice
             for one in _started_by(program, instruction):
                 made = _collective(one, instruction, mesh, runs)
                 if made.kind == "ragged-all-to-all":  # one of its two buffers has spare capacity
-                    made = replace(made, payload=min(made.payload, _first_operand_bytes(computation, one)))
+                    made = replace(made, payload=min(made.payload, computation.operand(one, 0).bytes))
                 if len(made.group) > 1:
                     costs.append(replace(made, asynchronous=made.asynchronous or name in asynchronous))
     return costs
@@ -82,10 +82,6 @@ def _between_slices(send: Instruction, mesh: dict[str, int], between: str, slice
     index = tuple(slice(None, None, step) if axis == between else 0 for axis in mesh)
     group = tuple(grid[index].reshape(-1).tolist())
     return Collective(kind, (between,), step == 1, group, runs, send.outputs[0].bytes, True, send.name, send.op_name)
-
-
-def _first_operand_bytes(computation: Computation, one: Instruction) -> float:
-    return computation.instructions[one.operands[0]].outputs[0].bytes
 
 
 def _started_by(program: Program, instruction: Instruction) -> list[Instruction]:

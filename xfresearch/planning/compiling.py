@@ -1,21 +1,31 @@
-"""Traces and compiles the real training step of a config, for devices that may be absent."""
+"""Traces and compiles the real training step of a config, for devices that may be absent, and reads what the compiler says
+of its memory."""
 
+import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from xfresearch.planning import device_memory, hlo
+from xfresearch.planning.chips import GIB
+from xfresearch.planning.hlo import Computation, Program, parse
 from xfresearch.run_config.config import Config
 from xfresearch.run_config.resolving import with_vocabulary
 from xfresearch.runtime.errors import require
 from xfresearch.runtime.files import write_text
+
+FILLS = {"parameter", "constant", "broadcast", "bitcast"}  # a fusion of only these fills an array with one number
+# The TPU compiler rejects a program that needs too much memory with one of two messages.
+NEEDS = re.compile(r"temporaries \(([\d.]+)([KMGT])\) exceeds available HBM \(([\d.]+)([KMGT])\)")
+USED = re.compile(r"Used ([\d.]+)([KMGT]) of ([\d.]+)([KMGT]) hbm")
+ALLOCATION = re.compile(r"Size: ([\d.]+)([KMGT])(.*?)(?=\n\s*\d+\. Size|\Z)", re.S)
+SCALE = {"K": 2**10, "M": 2**20, "G": GIB, "T": 2**40}
 
 
 @dataclass(frozen=True)
 class Compiled:
     """A compiled step: its program, and the sizes that the compiler reports, in bytes per device."""
 
-    program: hlo.Program
+    program: Program
     arguments: float
     temporary: float
     code: float
@@ -65,7 +75,7 @@ def compile_step(traced, text_file: str = "", options: Mapping | None = None) ->
     try:
         compiled = traced.lower().compile(options)
     except jax.errors.JaxRuntimeError as error:
-        sizes = device_memory.parse_out_of_memory(str(error))
+        sizes = parse_out_of_memory(str(error))
         if sizes is None:
             raise
         return OutOfMemory(*sizes, time.perf_counter() - began)
@@ -74,13 +84,59 @@ def compile_step(traced, text_file: str = "", options: Mapping | None = None) ->
     if text_file:
         write_text(text_file, text)
     return Compiled(
-        program=hlo.parse(text),
+        program=parse(text),
         arguments=sizes.argument_size_in_bytes,
         temporary=sizes.temp_size_in_bytes,
         code=sizes.generated_code_size_in_bytes,
         outputs=max(sizes.output_size_in_bytes - sizes.alias_size_in_bytes, 0),
         seconds=time.perf_counter() - began,
     )
+
+
+def parse_out_of_memory(text: str) -> tuple[float, float, list[tuple[str, str, float]]] | None:
+    """(needed, available, largest allocations) in bytes from a compiler's out-of-memory error, or None."""
+    found = NEEDS.search(text) or USED.search(text)
+    if "RESOURCE_EXHAUSTED" not in text or not found:
+        return None
+    needed, available = (float(found[i]) * SCALE[found[i + 1]] for i in (1, 3))
+    largest = []
+    for size, unit, rest in ALLOCATION.findall(text):
+        source = re.search(r'op_name="([^"]*)"', rest)
+        shape = re.search(r"Shape: (\S+?)\{", rest)
+        largest.append((source[1] if source else "", shape[1] if shape else "", float(size) * SCALE[unit]))
+    return needed, available, largest
+
+
+def kept_activations(program: Program) -> list[tuple[str, str, float]]:
+    """(operation, shape, bytes per device) of the activations that forward loops save for the backward pass.
+
+    These are the arrays that a forward loop carries and that are empty buffers before the loop.
+    """
+    arrays = []
+    for name in program.runs():
+        computation = program.computations[name]
+        for loop in computation.instructions.values():
+            if loop.opcode != "while" or "transpose(" in loop.op_name or "jvp" not in loop.op_name:
+                continue
+            start = computation.instructions[loop.operands[0]]
+            trips = program.trip_count(computation, loop)
+            for operand, array in zip(start.operands, loop.outputs, strict=False):
+                stacked = array.shape[:1] == (trips,) and len(array.shape) > 1
+                if stacked and _is_empty_buffer(program, computation, operand):
+                    arrays.append((loop.op_name, f"{array.dtype}{list(array.shape)}", array.bytes))
+    return sorted(arrays, key=lambda row: -row[2])
+
+
+def _is_empty_buffer(program: Program, computation: Computation, name: str) -> bool:
+    """Whether an array has no content yet: it is uninitialized, or filled with one number."""
+    made = computation.instructions.get(name)
+    if made is None:
+        return False
+    if fused := program.fused(made):
+        return {inner.opcode for inner in fused.instructions.values()} <= FILLS
+    if made.opcode in ("copy", "bitcast"):
+        return _is_empty_buffer(program, computation, made.operands[0])
+    return made.opcode == "broadcast" or '"AllocateBuffer"' in made.text
 
 
 def traced_flops(config: Config) -> int:

@@ -6,7 +6,7 @@
                  the backward pass; if everything is recomputed, once more unless it is the last one of its layer
     expert       all-to-all of every routed token to its expert and back, in every pass
     context      all-gather of keys and values in every pass; reduce-scatter of their gradients
-    memory       one device: state, and the most that the traced step holds at once (liveness.py). Several: state,
+    memory       one device: state, and the most that the traced step holds at once (traced_memory.py). Several: state,
                  gradients, saved activations (from the traced step), the gathered weights of two layers, and the logits
                  of one tile of the loss
     HBM          each pass reads its weights; activations for the backward pass are written and read once, and once more
@@ -30,24 +30,14 @@ from xfresearch.models.counting import count_flops, count_jaxpr
 from xfresearch.models.kinds import kind_of
 from xfresearch.models.layouts import LAYOUTS
 from xfresearch.options.fields import with_values
-from xfresearch.planning import compiling, device_memory, liveness
+from xfresearch.planning import compiling, traced_memory
 from xfresearch.planning.collectives import Collective
-from xfresearch.planning.work import Work
+from xfresearch.planning.work import Account, Work
 from xfresearch.run_config.config import Config
 from xfresearch.sharding.capacity import shard_bytes, state_bytes
 from xfresearch.sharding.letters import BATCH, row_parts
 
 TOKEN_AXES = (*BATCH, "context")  # the mesh axes that shard tokens
-
-
-@dataclass(frozen=True)
-class Formula:
-    works: list[Work]
-    collectives: list[Collective]
-    memory: dict[str, float]  # bytes per device by kind
-    kept: list  # activations saved for the backward pass: (operation, shape, bytes per device)
-    state: dict
-    flops: float  # of one step on all devices, including recomputation
 
 
 def abstract_mesh(sizes: dict[str, int], device: AbstractDevice | None = None) -> AbstractMesh:
@@ -56,7 +46,7 @@ def abstract_mesh(sizes: dict[str, int], device: AbstractDevice | None = None) -
     return AbstractMesh(tuple(sizes.values()), tuple(sizes), axis_types=types, abstract_device=device)
 
 
-def estimate_step(config: Config, sizes: dict[str, int]) -> Formula:
+def estimate_step(config: Config, sizes: dict[str, int]) -> Account:
     """The estimate for one step on a mesh of these sizes. Raises UserError if the mesh does not fit the model."""
     from xfresearch.sharding.partition import state_shardings
     from xfresearch.training.program import sharded
@@ -69,7 +59,7 @@ def estimate_step(config: Config, sizes: dict[str, int]) -> Formula:
     everything = shares.kept("none")
     passes, update = shares.flops()
     devices = prod(sizes.values())
-    return Formula(
+    return Account(
         works=_works(config, sizes, state, weights, (passes, update), kept, everything),
         collectives=_collectives(config, sizes, weights),
         memory=_memory(config, sizes, state, weights, kept, everything) if devices > 1 else _alone(state, kept, shares),
@@ -89,27 +79,25 @@ class _Shares:
         rows = self.config.batch_size // self.config.training.accumulate
         config = _of_other_sources(self.config)
         jaxpr = _trace_of_one_sequence(_canonical(config, remat))
-        arrays = device_memory.kept_in_trace(jaxpr, device_memory.repeats_of_stacks(config.model), self.sizes)
-        times = [1 if name == device_memory.WEIGHTS else rows for name, _, _ in arrays]
+        arrays = traced_memory.kept_in_trace(jaxpr, traced_memory.repeats_of_stacks(config.model), self.sizes)
+        times = [1 if name == traced_memory.WEIGHTS else rows for name, _, _ in arrays]
         return [
             (name, f"{count} x {shape}", count * size)
             for count, (name, shape, size) in zip(times, arrays, strict=True)
-            if config.training.attention_kernel == "plain" or not _is_attention_matrix(name, shape, config)
+            if config.training.attention_kernel == "plain" or not _fused(name, shape, config)
         ]
 
     def held(self) -> float:
         """The most bytes of intermediate arrays at once, on one device."""
         training, given = self.config.training, _of_other_sources(self.config)
 
-        def fused(shape: tuple) -> bool:
-            return len(shape) >= 4 and any(
-                shape[-2] % length == 0 and shape[-1] in _keys(given, length) | _slots(given) for length in _lengths(given)
-            )
+        def ignored(shape: tuple) -> bool:
+            return training.attention_kernel != "plain" and _is_attention_matrix(shape, given)
 
-        config = replace(given, training=replace(training, layers="scan"), mesh=type(self.config.mesh)())
-        ignored = (lambda shape: False) if training.attention_kernel == "plain" else fused
+        config = replace(given, mesh=type(self.config.mesh)())
         jaxpr = compiling.trace_unsharded(compiling.with_plain_kernels(config)).jaxpr
-        return liveness.peak(jaxpr, ignored, copies=training.expert_kernel == "ragged")  # the other kernels copy nothing
+        copies = training.expert_kernel == "ragged"  # the other kernels copy nothing
+        return traced_memory.peak(jaxpr, ignored, copies)
 
     def flops(self) -> tuple[float, float]:
         """FLOPs of the passes over all sequences, and of the optimizer, whose products (Muon) run once per step."""
@@ -118,15 +106,18 @@ class _Shares:
         return (_flops_of_one_sequence(config) - update) * self.config.batch_size, update
 
 
-def _is_attention_matrix(name: str, shape: str, config: Config) -> bool:
-    """Whether an activation is weights of queries and keys [..., R L, S] that a fused kernel does not save, where R heads
-    share keys. The S keys are tokens, tokens with slots or a sink, or slots alone, for which the matrix is split. Those of
-    cross-attention, which has no fused kernel, are of two lengths."""
-    sizes = [int(size) for size in shape[shape.index("[") + 1 : -1].split(", ")]
-    lengths = [length for length in _lengths(config) if len(sizes) >= 5 and sizes[-2] % length == 0]
-    return any(sizes[-1] in _keys(config, length) for length in lengths) or bool(
-        lengths and name == "split" and sizes[-1] in _slots(config)
-    )
+def _fused(name: str, shape: str, config: Config) -> bool:
+    """Whether an activation of stacked layers is a matrix that a fused kernel does not save. Those of slots alone are split
+    from one."""
+    sizes = tuple(int(size) for size in shape[shape.index("[") + 1 : -1].split(", "))
+    return _is_attention_matrix(sizes[1:], config, of_slots=name == "split")
+
+
+def _is_attention_matrix(shape: tuple, config: Config, of_slots: bool = True) -> bool:
+    """Whether an array is weights of queries and keys [..., R L, S], where R heads share keys. The S keys are tokens, tokens
+    with slots or a sink, or slots alone. Those of cross-attention, which has no fused kernel, are of two lengths."""
+    lengths = [length for length in _lengths(config) if len(shape) >= 4 and shape[-2] % length == 0]
+    return any(shape[-1] in _keys(config, length) | (_slots(config) if of_slots else set()) for length in lengths)
 
 
 def _lengths(config: Config) -> list[int]:
@@ -203,8 +194,8 @@ def _weights(config: Config, sizes: dict, params) -> list[_Weight]:
         for leaf in jax.tree.leaves(part):
             spec = [(name,) if isinstance(name, str) else name or () for name in leaf.sharding.spec]
             axes = {axis for names in spec for axis in names if sizes[axis] > 1}
-            whole = leaf.size * width / np.prod([sizes[axis] for axis in axes - {"fsdp"}], initial=1)
-            weights.append(_Weight(float(whole), shard_bytes(leaf), axes, trained))
+            whole = leaf.size * width / prod(sizes[axis] for axis in axes - {"fsdp"})
+            weights.append(_Weight(whole, shard_bytes(leaf), axes, trained))
     return weights
 
 
@@ -264,7 +255,7 @@ def _sums(layout: str, name: str, remat: str) -> int:
 
 
 def _group(axes: tuple, sizes: dict) -> tuple[int, ...]:
-    grid = np.arange(int(np.prod(list(sizes.values())))).reshape(tuple(sizes.values()))
+    grid = np.arange(prod(sizes.values())).reshape(tuple(sizes.values()))
     index = tuple(slice(None) if axis in axes else 0 for axis in sizes)
     return tuple(grid[index].reshape(-1).tolist())
 
@@ -274,7 +265,7 @@ def _sum(kept: list) -> float:
 
 
 def _works(config: Config, sizes: dict, state, weights: list, flops: tuple, kept: list, everything: list) -> list[Work]:
-    devices = int(np.prod(list(sizes.values())))
+    devices = prod(sizes.values())
     recompute = config.training.remat != "none"
     microbatches = config.training.accumulate
     # Each pass reads the weights; the backward pass writes a gradient.
@@ -296,7 +287,7 @@ def _alone(state, kept: list, shares: _Shares) -> dict[str, float]:
 
 
 def _memory(config: Config, sizes: dict, state, weights: list, kept: list, everything: list) -> dict[str, float]:
-    repeats = sum(device_memory.repeats_of_stacks(config.model))
+    repeats = sum(traced_memory.repeats_of_stacks(config.model))
     rows = min(config.training.loss_rows, config.batch_size * config.sequence_length)
     logits = 3 * 4 * rows * config.model.vocab_size / sizes["tensor"]
     table = config.model.vocab_size * config.model.width * 4 / sizes["tensor"]

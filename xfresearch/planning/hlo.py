@@ -74,6 +74,21 @@ class Computation:
     def root(self) -> Instruction:
         return next(i for i in self.instructions.values() if i.root)
 
+    def operand(self, instruction: Instruction, index: int) -> Array:
+        """The array that an instruction reads as its operand of this index; of a tuple the first one."""
+        return self.instructions[instruction.operands[index]].outputs[0]
+
+    def first_arrays(self, instruction: Instruction) -> list[Array]:
+        """The operands of an instruction, of a tuple its first array, without those of other computations."""
+        return [each.outputs[0] for each in self._operands(instruction) if each.outputs]
+
+    def read_by(self, instruction: Instruction) -> list[Array]:
+        """All arrays of the operands of an instruction."""
+        return [array for each in self._operands(instruction) for array in each.outputs]
+
+    def _operands(self, instruction: Instruction) -> list[Instruction]:
+        return [self.instructions[name] for name in instruction.operands if name in self.instructions]
+
     def parameters(self) -> list[Instruction]:
         """The parameters in the order of the call's operands."""
         inputs = [i for i in self.instructions.values() if i.opcode == "parameter"]

@@ -2,19 +2,22 @@
 
 from dataclasses import replace
 from math import prod
+from typing import Any
+
+import jax
 
 from xfresearch.models.model_config import mixtures
-from xfresearch.planning import compiling, device_memory
+from xfresearch.planning import compiling, traced_memory
 from xfresearch.planning.chips import CHIPS
 from xfresearch.planning.collectives import collectives
 from xfresearch.planning.links import locations
-from xfresearch.planning.measured import expected_seconds, most_similar
-from xfresearch.planning.roofline import Roofline, roofline, time_collectives
+from xfresearch.planning.step_time import Roofline, expected_seconds, most_similar, roofline, time_collectives
 from xfresearch.planning.topologies import Topology, gpus, tpu_devices
-from xfresearch.planning.work import unknown_kernels, work
+from xfresearch.planning.work import Account, unknown_kernels, work
 from xfresearch.run_config.config import Config
 from xfresearch.runtime.errors import UserError, require
-from xfresearch.sharding.capacity import state_bytes
+from xfresearch.runtime.trees import path_name
+from xfresearch.sharding.capacity import shard_bytes, state_bytes
 from xfresearch.sharding.letters import row_parts
 from xfresearch.training.fitting import advice
 
@@ -37,16 +40,12 @@ def compiled_plan(config: Config, topology: Topology, tokens: float, devices, te
     plan = header(config, topology, sizes, "compiled") | {"compile_seconds": compiled.seconds}
     if isinstance(compiled, compiling.OutOfMemory):
         return plan | {"memory": _memory_of_failed(config, sizes, state, traced, compiled)}
-    works = work(compiled.program, routed_tokens(config, sizes), config.model.causal)
-    moved = collectives(compiled.program, sizes, between, topology.slices)
-    timed = time_collectives(moved, topology, locations(topology, mesh.devices.flat))
-    plan["memory"] = _memory(config, topology, sizes, state, compiled)
-    plan["flops"] = _flops(config, works, topology)
+    account = _account_of(config, sizes, between, topology.slices, state, compiled)
+    plan["memory"] = _memory(config, sizes, account, topology.chip.memory, topology.tpu)  # too large, it does not compile
+    plan["flops"] = {"traced": compiling.traced_flops(config), "compiled": account.flops}
     plan["unknown_kernels"] = unknown_kernels(compiled.program)
     plan["loops_of_unknown_turns"] = compiled.program.loops_of_unknown_trip_count()
-    plan["bytes_moved"] = sum(w.runs * w.bytes for w in works)
-    plan["collectives"] = _table(timed)
-    return plan | estimate(config, plan, roofline(topology.chip, works, timed, config.model.dtype), topology, tokens)
+    return _with_times(config, plan, account, topology, mesh, tokens)
 
 
 def routed_tokens(config: Config, mesh: dict[str, int]) -> float:
@@ -97,46 +96,44 @@ def describe(topology: Topology, dtype: str) -> dict:
     }
 
 
-def _memory(config: Config, topology: Topology, mesh: dict, state, compiled: compiling.Compiled) -> dict:
-    parts: dict[str, float] = {**state_bytes(state)}
-    kept = device_memory.kept_activations(compiled.program)
+def _account_of(config: Config, sizes: dict, between: str, slices: int, state, compiled: compiling.Compiled) -> Account:
+    """What a compiled step takes."""
+    works = work(compiled.program, routed_tokens(config, sizes), config.model.causal)
+    kept = compiling.kept_activations(compiled.program)
     activations = min(sum(size for _, _, size in kept), compiled.temporary)
-    parts["batch and padding"] = max(compiled.arguments - sum(parts.values()), 0)
-    parts |= {"activations": activations, "temporary": compiled.temporary - activations + compiled.outputs}
-    parts["program"] = compiled.code
-    total = sum(parts.values())
-    available = topology.chip.memory
-    # A program that does not fit a TPU does not compile.
-    figures = {"fits": topology.tpu or total <= available, "total": total, "available": available, "parts": parts}
-    if figures["fits"]:
-        return figures
-    largest = {"kept for the backward pass": kept[:LARGEST], "state": device_memory.largest_of_state(state, LARGEST)}
-    return figures | {"largest": largest, "advice": advice(config, mesh, parts, available)}
+    memory: dict[str, float] = {**state_bytes(state)}
+    memory["batch and padding"] = max(compiled.arguments - sum(memory.values()), 0)
+    memory |= {"activations": activations, "temporary": compiled.temporary - activations + compiled.outputs}
+    memory["program"] = compiled.code
+    flops = sum(w.runs * w.flops for w in works) * prod(sizes.values())
+    return Account(works, collectives(compiled.program, sizes, between, slices), memory, kept, state, flops)
+
+
+def _memory(config: Config, mesh: dict, account: Account, available: float, fits: bool = False) -> dict:
+    """Whether a step fits the memory of a device. If it does not: its largest arrays, and advice. `fits`: it is known to."""
+    total = sum(account.memory.values())
+    figures = {"fits": fits or total <= available, "total": total, "available": available, "parts": account.memory}
+    return figures if figures["fits"] else figures | _too_large(config, mesh, account, available)
+
+
+def _too_large(config: Config, mesh: dict, account: Account, available: float) -> dict[str, Any]:
+    largest = {"kept for the backward pass": account.kept[:LARGEST], "state": largest_of_state(account.state)}
+    return {"largest": largest, "advice": advice(config, mesh, account.memory, available)}
 
 
 def _memory_of_failed(config: Config, mesh: dict, state, traced, failed: compiling.OutOfMemory) -> dict:
-    parts = state_bytes(state)
-    kept = device_memory.kept_in_trace(traced.jaxpr.jaxpr, device_memory.repeats_of_stacks(config.model), mesh)
-    return {
-        "fits": False,
-        "total": failed.needed,
-        "available": failed.available,
-        "parts": parts,
-        "largest": {
-            "allocations, the compiler says": failed.largest[:LARGEST],
-            "kept for the backward pass": kept[:LARGEST],
-            "state": device_memory.largest_of_state(state, LARGEST),
-        },
-        "advice": advice(config, mesh, parts, failed.available),
-    }
+    account = Account([], [], {**state_bytes(state)}, kept_in_trace(config, traced, mesh), state, 0)
+    figures = {"fits": False, "total": failed.needed, "available": failed.available, "parts": account.memory}
+    why = _too_large(config, mesh, account, failed.available)
+    largest = {"allocations, the compiler says": failed.largest[:LARGEST], **why["largest"]}
+    return figures | why | {"largest": largest}
 
 
-def _flops(config: Config, works, topology: Topology) -> dict:
-    """FLOPs of one step on all devices, in the traced and in the compiled program."""
-    return {
-        "traced": compiling.traced_flops(config),
-        "compiled": sum(w.runs * w.flops for w in works) * topology.devices,
-    }
+def largest_of_state(state, count: int = LARGEST) -> list[tuple[str, str, int]]:
+    """(name, global shape, bytes per device) of the largest arrays of the training state."""
+    flat, _ = jax.tree_util.tree_flatten_with_path(state)
+    rows = [(path_name(path), f"{leaf.dtype}{list(leaf.shape)}", shard_bytes(leaf)) for path, leaf in flat]
+    return sorted(rows, key=lambda row: -row[2])[:count]
 
 
 def _table(timed) -> list[dict]:
@@ -157,6 +154,19 @@ def _table(timed) -> list[dict]:
         for (kind, axes, asynchronous), row in rows.items()
     ]
     return sorted(named, key=lambda row: -row["seconds"])
+
+
+def kept_in_trace(config: Config, traced, mesh: dict) -> list[tuple[str, str, float]]:
+    """What the layers of a traced step keep for the backward pass."""
+    return traced_memory.kept_in_trace(traced.jaxpr.jaxpr, traced_memory.repeats_of_stacks(config.model), mesh)
+
+
+def _with_times(config: Config, plan: dict, account: Account, topology: Topology, mesh, tokens: float) -> dict:
+    """The plan with what its step moves, and how long that takes."""
+    timed = time_collectives(account.collectives, topology, locations(topology, mesh.devices.flat))
+    plan |= {"bytes_moved": sum(w.runs * w.bytes for w in account.works), "collectives": _table(timed)}
+    line = roofline(topology.chip, account.works, timed, config.model.dtype)
+    return plan | estimate(config, plan, line, topology, tokens)
 
 
 def estimate(config: Config, plan: dict, line: Roofline, topology: Topology, tokens: float) -> dict:
@@ -202,15 +212,11 @@ def formula_plan(config: Config, topology: Topology, tokens: float, devices) -> 
     mesh = make_mesh(config, devices)
     kernel_choices(config, mesh)  # raises UserError if the config names a kernel that does not support this machine
     sizes = dict(mesh.shape)
-    estimated = estimate_step(with_loss_rows(config, topology, sizes), sizes)
-    timed = time_collectives(estimated.collectives, topology, locations(topology, mesh.devices.flat))
+    account = estimate_step(with_loss_rows(config, topology, sizes), sizes)
     plan = header(config, topology, sizes, "formula")
-    plan["memory"] = _memory_by_formula(config, sizes, estimated, topology)
-    plan["flops"] = {"traced": estimated.flops}
-    plan["bytes_moved"] = sum(w.runs * w.bytes for w in estimated.works)
-    plan["collectives"] = _table(timed)
-    line = roofline(topology.chip, estimated.works, timed, config.model.dtype)
-    return plan | estimate(config, plan, line, topology, tokens)
+    plan["memory"] = _memory(config, sizes, account, topology.chip.memory)
+    plan["flops"] = {"traced": account.flops}
+    return _with_times(config, plan, account, topology, mesh, tokens)
 
 
 def with_loss_rows(config: Config, topology: Topology, mesh: dict) -> Config:
@@ -222,19 +228,6 @@ def with_loss_rows(config: Config, topology: Topology, mesh: dict) -> Config:
     auto = choose_default(LOSS_ROWS, Setting(platform, int(topology.chip.memory), vocabulary=vocabulary))
     rows = config.training.loss_rows or int(auto.name)
     return replace(config, training=replace(config.training, loss_rows=rows))
-
-
-def _memory_by_formula(config: Config, mesh: dict, counted, topology: Topology) -> dict:
-    total = sum(counted.memory.values())
-    available = topology.chip.memory
-    result = {"fits": total <= available, "total": total, "available": available, "parts": counted.memory}
-    if result["fits"]:
-        return result
-    largest = {
-        "kept for the backward pass": counted.kept[:LARGEST],
-        "state": device_memory.largest_of_state(counted.state, LARGEST),
-    }
-    return result | {"largest": largest, "advice": advice(config, mesh, counted.memory, available)}
 
 
 def check(config: Config) -> dict:
@@ -257,12 +250,11 @@ def check(config: Config) -> dict:
     device = AbstractDevice(CHIPS["v5p"].kind, num_cores=None, platform="tpu")
     state, traced = compiling.trace(config, abstract_mesh(sizes, device))
     traced.lower(lowering_platforms=("tpu",))
-    kept = device_memory.kept_in_trace(traced.jaxpr.jaxpr, device_memory.repeats_of_stacks(config.model), sizes)
+    kept = kept_in_trace(config, traced, sizes)
     parts: dict[str, float] = {**state_bytes(state)}
     if kept:  # empty with unrolled layers, which have no scan to read the activations from
         parts["kept for the backward pass"] = sum(size for _, _, size in kept)
-    largest = device_memory.largest_of_state(state, LARGEST)
-    return header(config, None, sizes, "checked") | {"parts": parts, "largest": largest}
+    return header(config, None, sizes, "checked") | {"parts": parts, "largest": largest_of_state(state)}
 
 
 def make_plan(config: Config, topology: Topology, tokens: float, text_file: str = "") -> dict:
@@ -281,8 +273,6 @@ def make_plan(config: Config, topology: Topology, tokens: float, text_file: str 
 
 def _gpus_here(topology: Topology) -> list:
     """This machine's GPUs, as many as the topology has; [] if there are too few of that type."""
-    import jax
-
     try:
         devices = [device for device in jax.devices("gpu") if device.device_kind.startswith(topology.chip.kind)]
     except RuntimeError:

@@ -2,16 +2,17 @@
 
 An instruction reads its operands from HBM and writes its outputs to HBM, except arrays that the compiler places in
 on-chip memory. If it only slices an operand, it reads the slice; if it only updates an operand in place, it reads and
-writes the update. Elementwise operations count no FLOPs, because their bytes decide their time. A custom kernel
-(Pallas) states its own cost.
+writes the update. Elementwise operations count no FLOPs, because their bytes decide their time. The compiler cannot inspect
+a custom kernel (Pallas): it states its own cost, or its name and the shapes of its operands tell.
 """
 
+import math
 import re
 from dataclasses import dataclass
 from math import prod
+from typing import Any
 
-from xfresearch.planning.collectives import kind_of
-from xfresearch.planning.custom import kernel_bytes, kernel_flops
+from xfresearch.planning.collectives import Collective, kind_of
 from xfresearch.planning.hlo import Array, Computation, Instruction, Program, match_of
 
 # Instructions without work: names for existing arrays, containers, and the ends of operations that count at their
@@ -35,6 +36,13 @@ WINDOW = re.compile(r"window=\{([^}]*)\}")
 LABELS = re.compile(r"dim_labels=(\w+)_(\w+)->(\w+)")
 _KERNEL = re.compile(r'custom_call_target="(tpu_custom_call|__gpu\$xla\.gpu\.triton|mosaic_gpu|__cudnn\$fmha\w*)"')
 
+ESTIMATE = re.compile(r'cost_estimate[\\"]*:\s*\{([^}]*)\}')
+BLOCKS = {side: re.compile(rf"block_{side}(?:_dq|_dkv)?\W+(\d+)") for side in ("q", "kv")}  # of queries, of keys
+# Matrix products over queries and keys (or values) in each kernel of splash attention. The backward kernels compute the
+# logits again.
+SPLASH = {"fwd": 2, "dq": 3, "dkv": 4}
+RANKS = (3, 4)  # dimensions of queries and keys: [heads, length, size], with or without a batch dimension in front
+
 
 @dataclass(frozen=True)
 class Work:
@@ -43,6 +51,18 @@ class Work:
     runs: float
     flops: float  # per run and device
     bytes: float  # to and from HBM, per run and device
+
+
+@dataclass(frozen=True)
+class Account:
+    """What one step of a plan takes, as counted in its compiled program (plans.py) or by formula (formula.py)."""
+
+    works: list[Work]
+    collectives: list[Collective]
+    memory: dict[str, float]  # bytes per device by kind
+    kept: list[tuple[str, str, float]]  # activations saved for the backward pass: (operation, shape, bytes per device)
+    state: Any
+    flops: float  # of one step on all devices, including recomputation
 
 
 def work(program: Program, routed: float = 0, causal: bool = True) -> list[Work]:
@@ -75,7 +95,7 @@ def _flops(
     if "__cublas$" in instruction.text:
         return _dot(computation, instruction)
     if instruction.opcode == "custom-call" and _KERNEL.search(instruction.text):
-        return kernel_flops(instruction, _operands(computation, instruction), routed, causal) or 0
+        return kernel_flops(instruction, computation.first_arrays(instruction), routed, causal) or 0
     return 0
 
 
@@ -86,22 +106,13 @@ def unknown_kernels(program: Program) -> list[str]:
         computation = program.computations[name]
         for one in computation.instructions.values():
             kernel = one.opcode == "custom-call" and _KERNEL.search(one.text)
-            if kernel and kernel_flops(one, _operands(computation, one), 0) is None:
+            if kernel and kernel_flops(one, computation.first_arrays(one), 0) is None:
                 unknown.add(re.sub(r"[.\d]+$", "", one.name))
     return sorted(unknown)
 
 
-def _operands(computation: Computation, instruction: Instruction) -> list[Array]:
-    operands = (computation.instructions.get(name) for name in instruction.operands)
-    return [operand.outputs[0] for operand in operands if operand and operand.outputs]
-
-
-def _operand(computation: Computation, instruction: Instruction, index: int) -> Array:
-    return computation.instructions[instruction.operands[index]].outputs[0]
-
-
 def _dot(computation: Computation, instruction: Instruction) -> float:
-    left = _operand(computation, instruction, 0)
+    left = computation.operand(instruction, 0)
     contracted = CONTRACTED.search(instruction.text)
     sizes = [left.shape[int(i)] for i in re.findall(r"\d+", contracted[1])] if contracted else []
     return 2 * instruction.outputs[0].size * prod(sizes)
@@ -112,7 +123,7 @@ def _convolution(computation: Computation, instruction: Instruction) -> float:
 
     TPU matrix products are convolutions too: a batch dimension is a window in which only one position is not zero.
     """
-    left, right = (_operand(computation, instruction, i) for i in (0, 1))
+    left, right = (computation.operand(instruction, i) for i in (0, 1))
     a, b, out = match_of(LABELS, instruction.text).groups()
     found = WINDOW.search(instruction.text)
     window = dict(re.findall(r"(\w+)=([\w\-]+)", found[1])) if found else {}
@@ -160,24 +171,24 @@ def _bytes(program: Program, computation: Computation, instruction: Instruction,
     if instruction.opcode in SLICES:
         return 2 * sum(map(_hbm, instruction.outputs))
     if instruction.opcode == "dynamic-update-slice":
-        return 2 * _hbm(_operand(computation, instruction, 1))
-    return _reads(computation, instruction) + sum(map(_hbm, instruction.outputs))
+        return 2 * _hbm(computation.operand(instruction, 1))
+    return _moved(computation, instruction)
 
 
 def _hbm(array: Array) -> float:
     return 0 if array.fast else array.bytes
 
 
-def _reads(computation: Computation, instruction: Instruction) -> float:
-    operands = (computation.instructions.get(name) for name in instruction.operands)
-    return sum(_hbm(array) for operand in operands if operand for array in operand.outputs)
+def _moved(computation: Computation, instruction: Instruction) -> float:
+    """Bytes of an instruction that reads its operands and writes its outputs whole."""
+    return sum(map(_hbm, [*instruction.outputs, *computation.read_by(instruction)]))
 
 
 def _custom(computation: Computation, instruction: Instruction, routed: float) -> float:
     if '"AllocateBuffer"' in instruction.text:
         return 0
-    stated = kernel_bytes(instruction, _operands(computation, instruction), routed)
-    return stated or _reads(computation, instruction) + sum(map(_hbm, instruction.outputs))
+    stated = kernel_bytes(instruction, computation.first_arrays(instruction), routed)
+    return stated or _moved(computation, instruction)
 
 
 def _fusion(program: Program, computation: Computation, instruction: Instruction) -> float:
@@ -226,3 +237,68 @@ def _written(fused: Computation, name: str, users: dict) -> float:
     if instruction.opcode == "dynamic-update-slice":
         return fused.instructions[instruction.operands[1]].outputs[0].bytes
     return sum(array.bytes for array in instruction.outputs)
+
+
+def estimate(instruction: Instruction) -> dict[str, float]:
+    """The cost that a kernel states itself: flops, bytes_accessed, ... ({} if it states none)."""
+    found = ESTIMATE.search(instruction.text)
+    return {name: float(value) for name, value in re.findall(r'(\w+)[\\"]*:[\\"]*(\d+)', found[1])} if found else {}
+
+
+def kernel_flops(instruction: Instruction, operands: list[Array], routed: float, causal: bool = True) -> float | None:
+    """FLOPs of one run, or None if the kernel is unknown.
+
+    routed: tokens that a device's experts receive if routing is balanced; a token counts once for each of its experts.
+    The kernel of a ragged product states the cost of its whole buffer, which has spare capacity.
+    causal: whether attention is causal.
+    """
+    stated = estimate(instruction).get("flops")
+    if stated:
+        return stated * filled(instruction, operands, routed)
+    splash = re.match(r"splash_(?:mha|mqa)_(fwd|dq|dkv)", instruction.name)
+    if splash:
+        sizes = {side: int(found[1]) for side, each in BLOCKS.items() if (found := each.search(instruction.text))}
+        return SPLASH[splash[1]] * _attention(operands, sizes, splash[1], causal)
+    return None
+
+
+def kernel_bytes(instruction: Instruction, operands: list[Array], routed: float) -> float | None:
+    """Bytes that a kernel states it moves, or None. Of a ragged product's buffer, only the rows in use count."""
+    stated = estimate(instruction).get("bytes_accessed")
+    if not stated:
+        return None
+    weights = sum(array.bytes for array in operands if len(array.shape) == 3)
+    share = filled(instruction, operands, routed)
+    return stated if share == 1 else (stated - weights) * share + weights
+
+
+def filled(instruction: Instruction, operands: list[Array], routed: float) -> float:
+    """The share of a ragged product's buffer that contains tokens; 1 for other kernels."""
+    if not re.search("ragged-dot|gmm", instruction.name):  # gmm and tgmm are the kernels of megablox
+        return 1
+    return min(1, routed / max((array.shape[0] for array in operands if len(array.shape) == 2), default=routed or 1))
+
+
+def _attention(operands: list[Array], blocks: dict[str, int], kind: str, causal: bool) -> float:
+    """FLOPs of one product of attention. Keys are [slots; tokens], or on several devices those of earlier tokens as well.
+    Slots alone, which are fewer than the queries, are seen by all queries. The kernel skips blocks without a visible key,
+    but computes the blocks on the edges in full."""
+    q, k = [array for array in operands if len(array.shape) in RANKS and array.dtype in ("bf16", "f32")][:2]
+    length, keys = q.shape[-2], k.shape[-2]
+    before = keys - length
+    if not causal or before < 0:
+        return 2 * q.size * keys
+    block = min(blocks.get("q", 0), length)
+    most = min(keys, _reach(operands, blocks, kind, keys / length))
+    window = most - before  # of the tokens; the first queries of a sequence see fewer
+    seen = before + window * (1 - (window - block) / (2 * length)) if window > block else most
+    return 2 * q.size * seen
+
+
+def _reach(operands: list[Array], blocks: dict[str, int], kind: str, keys_per_query: float) -> float:
+    """The most keys that a block of queries sees. The kernel's first operand is a grid [..., blocks of queries, blocks of
+    keys]. It has as many columns as the row with most visible blocks, in 'dkv' as many rows as the column with most."""
+    grid = operands[0].shape if operands and operands[0].dtype.startswith("s") and blocks.keys() == BLOCKS.keys() else ()
+    if len(grid) not in RANKS:
+        return math.inf
+    return grid[-2] * blocks["q"] * keys_per_query if kind == "dkv" else grid[-1] * blocks["kv"]

@@ -44,10 +44,9 @@ from xfresearch.training.console import Console
 from xfresearch.training.feed import Feed
 from xfresearch.training.fitting import advising, fitting, fitting_program
 from xfresearch.training.fork import say_changes
-from xfresearch.training.health import Health
 from xfresearch.training.kernel_choices import kernel_choices
 from xfresearch.training.metrics import Clock, MetricsLog, Silent, bits_per_byte, plain
-from xfresearch.training.monitoring import HostTimes, Profile, utilisation_per_rate
+from xfresearch.training.monitoring import Health, HostTimes, Profile, utilisation_per_rate
 from xfresearch.training.schedule import comparable, due, sequences, text
 from xfresearch.training.stopping import Interrupted, PreemptionNotice, StopSignal, until
 from xfresearch.training.workdir import restore_clock, saved_config, write_beginning
@@ -179,7 +178,7 @@ class Trainer:
         return self.state.get("ema", self.state["params"])
 
     def report(self, step: int, metrics: dict, host_times=None) -> None:
-        """Logs the metrics of an update, for which it waits. Raises Diverged if the run fails with it (health.py)."""
+        """Logs the metrics of an update, for which it waits. Raises Diverged if the run fails with it."""
         layers = {name: values for name, values in metrics.items() if isinstance(values, dict)}
         values = {name: float(value) for name, value in jax.block_until_ready(metrics).items() if name not in layers}
         finite, tokens = bool(values.pop("finite")), int(values.pop("tokens"))

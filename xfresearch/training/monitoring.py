@@ -1,4 +1,5 @@
-"""Profiles of a few updates, host times of all processes, and the FLOPs utilisation, while a run trains."""
+"""What is watched while a run trains: whether it still learns, profiles of a few updates, host times of all processes, and
+the FLOPs utilisation."""
 
 import shutil
 import tempfile
@@ -10,7 +11,7 @@ import numpy as np
 from etils import epath
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from xfresearch.options.run_options import LogConfig
+from xfresearch.options.run_options import LogConfig, TrainingConfig
 from xfresearch.run_config.closed_form import costs
 from xfresearch.run_config.config import Config
 from xfresearch.runtime.files import in_bucket, inside
@@ -18,6 +19,30 @@ from xfresearch.runtime.hardware import peak_flops
 
 POLL_SECONDS = 10  # between two checks for a profile request: a bucket is slow to query
 GATHER_STEPS = 20  # least number of updates between two gathers of the host times
+WINDOW = 100  # updates, of which some may be skipped
+
+
+class Health:
+    """Decides after each update whether the run goes on: it fails if its loss or gradient is not finite, or if too many
+    updates were skipped. `skipped` are the numbers of the updates that earlier processes of the run have skipped, at least
+    those of the last WINDOW."""
+
+    def __init__(self, config: TrainingConfig, skipped: list[int]):
+        self.config = config
+        self.skipped = list(skipped)
+
+    def failure(self, step: int, finite: bool, last: bool) -> str:
+        """Why the run fails after update `step`, the `last` one or not; '' if it goes on."""
+        if self.config.on_nonfinite == "stop":
+            return "" if finite else f"the loss or gradient of step {step} (batch {step - 1}) is not finite"
+        if not finite:
+            self.skipped.append(step)
+        self.skipped = [each for each in self.skipped if each > step - WINDOW]
+        window = min(WINDOW, step) if last else WINDOW
+        if len(self.skipped) <= self.config.skip_limit * window:
+            return ""
+        counted = f"{len(self.skipped)} of the {min(WINDOW, step)} updates up to step {step} were skipped"
+        return f"{counted}, more than training.skip_limit={self.config.skip_limit:g} allows"
 
 
 class Profile:

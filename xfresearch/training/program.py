@@ -27,12 +27,12 @@ from xfresearch.sharding.partition import batch_sharding, state_shardings
 from xfresearch.training.hyperparameters import hyper_of, learning_rate, without_hyper
 from xfresearch.training.kernel_choices import has_prefixes, layers_choice
 from xfresearch.training.optimizer import require_trainable, trainable, update_rule
-from xfresearch.training.routing import router_metrics
 from xfresearch.training.step import (
     all_finite,
     init_params,
     layer_norms,
     make_gradients,
+    router_metrics,
     tokens_in,
     totals_of,
     within_bounds,

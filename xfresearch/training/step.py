@@ -1,4 +1,4 @@
-"""Loss and gradient of one update (program.py), as pure functions of the parameters and the batch.
+"""Loss, gradient and router metrics of one update (program.py), as pure functions of the parameters and the batch.
 
 The loss is (sum of weighted token losses) / (sum of weights in the whole batch) + for each stack of blocks, (sum over its
 tokens of its auxiliary losses) / (its tokens in the whole batch). All divisors are known before the first microbatch. So the
@@ -17,6 +17,8 @@ from xfresearch.models.context import Context, add_losses, source_in
 from xfresearch.run_config.config import Config
 from xfresearch.runtime.trees import by_path, join
 from xfresearch.training.kernel_choices import execution, layers_choice
+
+CHOICES = ("router_load", "router_drops")  # metrics of routers that are divided by choices; the others by tokens
 
 
 def init_params(config: Config, seed) -> dict:
@@ -114,3 +116,22 @@ def layer_norms(tree) -> dict:
         return jnp.sqrt(jnp.square(leaf).sum(range(1, leaf.ndim) if stacked else None))
 
     return {name: norm(name, leaf) for name, leaf in by_path(tree).items()}
+
+
+def router_metrics(statistics: dict, tokens: dict) -> dict:
+    """{name: {stack: [R, ...]}}: `router_load` and `router_drops` as shares of a layer's choices, the other statistics
+    as means over the `tokens` of the update in the decoder or the encoder (`tokens_in`). If a block has several mixtures,
+    their keys are 'stack/sublayer'.
+
+    statistics: {stack: {sublayer: {name: [R, ...]}}}, summed over the tokens of the whole update. Choices are counted in
+    integers, so that neither microbatches nor devices change which expert has more than its share."""
+    metrics: dict = {}
+    for stack, sublayers in statistics.items():
+        for sublayer, layers in sublayers.items():
+            path = stack if len(sublayers) == 1 else f"{stack}/{sublayer}"
+            for name, value in layers.items():
+                choices_R = jnp.maximum(layers["router_load"].sum(-1), 1)
+                of_choice = choices_R.reshape(-1, *[1] * (value.ndim - 1))
+                divisor = of_choice if name in CHOICES else tokens[encoder.stack_of(stack)]
+                metrics.setdefault(name, {})[path] = value / divisor
+    return metrics

@@ -25,11 +25,11 @@ from xfresearch.runtime.files import exists, in_bucket, inside, read_object, wri
 from xfresearch.runtime.schema import check
 from xfresearch.training.callbacks import Callback, Figures, Start, scalars
 from xfresearch.training.metrics import in_words
-from xfresearch.training.tensorboard import Events
 
 PROJECT = "xfresearch"  # of W&B, and the experiment of MLflow, unless their variables name another
 FILE = "tracker.json"  # in a run's directory: the id of the run in the tracker, which a run that resumes continues
 MOST_PARAMS = 100  # that MLflow takes at once
+SECONDS_BETWEEN_FLUSHES = 30  # of TensorBoard's events
 
 
 class Log(NamedTuple):
@@ -93,14 +93,26 @@ class Tracker(Callback):
 
 
 class TensorBoard(Tracker):
-    """Event files in the directory tensorboard, where each run of a study has one with its name."""
+    """Event files in the directory tensorboard, where each run of a study has one with its name.
+
+    It writes in the calling thread. tensorboardX's SummaryWriter has a thread that ends at the first error of the disk;
+    the run would then wait forever for that thread to take the next event.
+    """
 
     name = "tensorboard"
 
     def begin(self, log: Log) -> str:
+        """TensorBoard hides the events of an earlier process after the log's step."""
+        from tensorboardX.event_file_writer import EventsWriter
+        from tensorboardX.proto.event_pb2 import Event, SessionLog
+        from tensorboardX.record_writer import directory_check
+
         self.errors = Exception if in_bucket(log.folder) else OSError  # gcsfs has errors of its own
-        names = (log.name,) if log.study else ()
-        self._events = Events(str(inside(log.folder, "tensorboard", *names)), log.step)
+        directory = str(inside(log.folder, "tensorboard", *((log.name,) if log.study else ())))
+        directory_check(directory)
+        self._events = EventsWriter(f"{directory}/events", f".{log.step}")
+        self._events.write_event(Event(step=log.step + 1, session_log=SessionLog(status=SessionLog.START)))
+        self._flushed = time.monotonic()
         return ""
 
     def on_start(self, start: Start) -> None:
@@ -109,8 +121,14 @@ class TensorBoard(Tracker):
             self.begin(_log_of(start))
 
     def write(self, step: int, figures: dict[str, float]) -> None:
+        from tensorboardX.proto.event_pb2 import Event
+        from tensorboardX.summary import scalar
+
         for tag, value in figures.items():
-            self._events.add(step, tag, value)
+            self._events.write_event(Event(step=step, wall_time=time.time(), summary=scalar(tag, value)))
+        if time.monotonic() - self._flushed >= SECONDS_BETWEEN_FLUSHES:
+            self._flushed = time.monotonic()
+            self._events.flush()
 
     def finish(self, finished: bool) -> None:
         self._events.close()

@@ -10,7 +10,7 @@ import pytest
 
 from tests.contracts.variants import ROOT
 from tests.daily import daily
-from xfresearch.planning import accounting, compiling, device_memory, formula, liveness
+from xfresearch.planning import accounting, compiling, formula, traced_memory
 from xfresearch.run_config.config_files import parse
 
 ALONE = {"data": 1, "fsdp": 1, "expert": 1, "tensor": 1, "context": 1}
@@ -53,14 +53,14 @@ def test_weights_of_layers_in_bfloat16_are_kept_once_whatever_the_batch():
         name = f"{ROOT}/configs/llama.py:tiny"
         config = compiling.prepare(parse(["--config", name, *overrides, f"--config.batch_size={batch}"]))
         rows = formula.estimate_step(config, ALONE).kept
-        weights = sum(size for name, _, size in rows if name == device_memory.WEIGHTS)
+        weights = sum(size for name, _, size in rows if name == traced_memory.WEIGHTS)
         kept[batch] = weights, sum(size for _, _, size in rows) - weights
     kernels = 2 * (4 * 32 * 32 + 3 * 32 * config.model.blocks["main"].feed_forward.hidden)  # of two layers
     assert kept[8][0] == kept[16][0] == 2 * kernels and kept[16][1] == 2 * kept[8][1]
 
 
 def peak(function, *shapes, **options) -> float:
-    return liveness.peak(jax.make_jaxpr(function)(*map(jnp.zeros, shapes)).jaxpr, **options)
+    return traced_memory.peak(jax.make_jaxpr(function)(*map(jnp.zeros, shapes)).jaxpr, **options)
 
 
 def test_a_costly_value_that_several_operations_read_is_stored():

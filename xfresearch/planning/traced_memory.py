@@ -1,4 +1,5 @@
-"""The most bytes of intermediate arrays that one device holds at once, from the traced program.
+"""The memory of a traced step, for machines without its compiler: what the layers keep for the backward pass, and the most
+bytes of intermediate arrays that one device holds at once.
 
 The operations run in the order of the trace. A compiler fuses elementwise operations into those that read them, so their
 results take memory only where a matrix product, a loop or another operation that cannot be fused reads them, if they stand
@@ -13,6 +14,10 @@ from math import prod
 
 from jax.extend import core
 
+from xfresearch.models import layers
+from xfresearch.models.model_config import ModelConfig
+from xfresearch.sharding.letters import row_parts
+
 CALLS = {"jit", "pjit", "closed_call", "core_call", "remat", "remat2", "checkpoint", "shard_map"}
 CALLS |= {"custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"}
 VIEWS = {"reshape", "squeeze", "expand_dims", "sharding_constraint", "copy", "name", "optimization_barrier"}
@@ -21,6 +26,9 @@ WHOLE = {"sort", "cumsum", "cumprod", "cummax", "cumlogsumexp", "dynamic_update_
 REDUCES = ("reduce_", "argm")
 # A compiler does not compute these again for each operation that reads them.
 COSTLY = {"exp", "expm1", "log", "log1p", "tanh", "logistic", "erf", "div", "sqrt", "rsqrt", "pow", "sin", "cos"}
+
+SAME_VALUES = {"reshape", "sharding_constraint", "squeeze", "transpose", "copy", "name"}  # outputs hold the same values
+WEIGHTS = "weights"  # the name of kept arrays that are a layer's weights in the dtype of the computation
 
 
 @dataclass
@@ -168,17 +176,16 @@ def _elementwise(equation) -> bool:
 
 
 def _counts(equation) -> tuple[int, int]:
-    """The numbers of constants and of carried values of a scan, which have other names from JAX 0.12 on."""
-    stacked = sum(
-        outside.aval.ndim == inside.aval.ndim + 1
-        for inside, outside in zip(equation.params["jaxpr"].jaxpr.outvars, equation.outvars, strict=True)
-    )
-    xs = sum(
-        outside.aval.ndim == inside.aval.ndim + 1
-        for inside, outside in zip(equation.params["jaxpr"].jaxpr.invars, equation.invars, strict=True)
-    )
-    carries = len(equation.outvars) - stacked
-    return len(equation.invars) - xs - carries, carries
+    """The numbers of constants and of carried values of a scan."""
+    body = equation.params["jaxpr"].jaxpr
+    carries = len(equation.outvars) - len(_stacked(body.outvars, equation.outvars))
+    return len(equation.invars) - len(_stacked(body.invars, equation.invars)) - carries, carries
+
+
+def _stacked(inside, outside) -> list[tuple]:
+    """(inside, outside) variables of the stacks that a scan reads or writes, which have one dimension more outside. Compares
+    dimensions because the parameters of a scan have other names from JAX 0.12 on."""
+    return [pair for pair in zip(inside, outside, strict=True) if pair[1].aval.ndim == pair[0].aval.ndim + 1]
 
 
 def peak(jaxpr, ignored: Callable = lambda shape: False, copies: bool = False) -> float:
@@ -187,3 +194,61 @@ def peak(jaxpr, ignored: Callable = lambda shape: False, copies: bool = False) -
     program = _Program(ignored, copies)
     program.run(jaxpr, [_Value(0) for _ in jaxpr.invars])
     return program.peak(frozenset())
+
+
+def repeats_of_stacks(model: ModelConfig) -> list[int]:
+    """The number of layers that one scan goes over in each stack, in the order of computation."""
+    return [layers.most_repeats(stack) for stack in model.all_stacks]
+
+
+def kept_in_trace(jaxpr, repeats: list[int], mesh: dict[str, int]) -> list[tuple[str, str, float]]:
+    """(operation, global shape, bytes per device) of the activations that the scans over layers save. `repeats` has the
+    number of layers of each stack, in the order of computation.
+
+    Used if the step does not compile, or if there is no compiler. The arrays are sharded over the axes of the batch;
+    all but the residual stream also over `tensor`.
+    """
+    arrays = [row for scan in _first_scans(jaxpr, repeats) for row in _kept(scan, mesh)]
+    return sorted(arrays, key=lambda row: -row[2])
+
+
+def _kept(scan, mesh: dict[str, int]) -> list[tuple[str, str, float]]:
+    inner = scan.params["jaxpr"].jaxpr
+    stacked = _stacked(inner.outvars, scan.outvars)
+    outsides = {outside for _, outside in stacked}
+    carried = [variable for variable in scan.outvars if variable not in outsides]
+    width = max(carried, key=lambda v: v.aval.size).aval.shape[-1]
+    made = {out: equation for equation in inner.eqns for out in equation.outvars}
+    slices = {slice for slice, _ in _stacked(inner.invars, scan.invars)}
+    arrays = []
+    seen = set()
+    for inside, outside in stacked:
+        aval = outside.aval
+        while inside in made and made[inside].primitive.name in SAME_VALUES:
+            inside = made[inside].invars[0]
+        if inside in seen:  # the compiler stores equal values once
+            continue
+        seen.add(inside)
+        name = made[inside].primitive.name if inside in made else "input"
+        if name == "convert_element_type" and made[inside].invars[0] in slices:
+            name, parts = WEIGHTS, mesh["fsdp"] * mesh["tensor"]
+        else:
+            parts = row_parts(mesh) * mesh["context"] * (mesh["tensor"] if aval.shape[-1] != width else 1)
+        arrays.append((name, f"{aval.dtype}{list(aval.shape)}", aval.size * aval.dtype.itemsize / parts))
+    return arrays
+
+
+def _first_scans(jaxpr, lengths: list[int]) -> list:
+    """The first scan of each length with stacked outputs, after that of the length before; a scan over microbatches has
+    none, because it only sums."""
+    found: list = []
+    for equation in jaxpr.eqns if lengths else ():
+        scan = equation.primitive.name == "scan" and equation.params["length"] == lengths[len(found)]
+        if scan and _stacked(equation.params["jaxpr"].jaxpr.outvars, equation.outvars):
+            found.append(equation)
+        else:
+            for inner in core.jaxprs_in_params(equation.params):
+                found += _first_scans(getattr(inner, "jaxpr", inner), lengths[len(found) :])
+        if len(found) == len(lengths):
+            break
+    return found

@@ -7,7 +7,7 @@ import pytest
 from tests.contracts.variants import ROOT
 from xfresearch.planning import plans, report, topologies
 from xfresearch.planning.chips import CHIPS
-from xfresearch.planning.measured import MEASURED, most_similar
+from xfresearch.planning.step_time import MEASURED, most_similar
 from xfresearch.run_config.config_files import parse
 
 
