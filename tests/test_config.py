@@ -47,6 +47,8 @@ MISTAKES = [
     ("--config.optimizer.kind=adam", ["kind='adam'", "'adamw'", "did you mean 'adamw'"]),
     ("--config.optimizer.schedule=cos", ["schedule='cos'", "'cosine'"]),
     ("--config.model.tie_embeddings=maybe", ["tie_embeddings=maybe", "True or False"]),
+    ("--config.model.blocks.main.norms.attention_in.gain=maybe", ["attention_in.gain=maybe", "it must be True or False"]),
+    ("--config.model.blocks.main.norms.attention_in.epsilon=x", ["attention_in.epsilon=x", "it must be a number"]),
     ("--config.model=3", ["config.model=3", "not a group of keys"]),
     ("--config.model.width.x=3", ["config.model.width.x=3", "holds a single value"]),
     ("--config.model.blocks.main.attention.heads=5", ["attention.heads=5", "divisor of model.width=32"]),
@@ -81,6 +83,7 @@ MISTAKES = [
     ("--config.training.accumulate=3", ["training.accumulate=3", "divisor of batch_size=8"]),
     ("--config.training.ema=1.5", ["training.ema=1.5", "at most"]),
     ("--config.data.corpus=()", ["data.corpus=()", "at least one corpus"]),
+    ("--config.data.corpus=('a',", ["config.data.corpus=('a',", "a tuple, such as ('a', 'b')"]),
     ("--config.data.weights=(0.5,0.5)", ["data.weights=(0.5, 0.5)", "one weight above 0 for each of the 1 corpora"]),
     ("--config.data.packing=bins", ["packing='bins'", "'stream', 'documents'"]),
     ("--cfg=3", ["--cfg", "there is no such option"]),
@@ -141,6 +144,18 @@ def test_the_error_for_a_broken_config_file_is_one_line(tmp_path):
         parse([f"--config={tmp_path / 'broken.py'}"])
 
 
+def test_a_config_file_is_a_module_that_returns_a_config(tmp_path):
+    """Its classes find their module, also with annotations that are texts, and it knows its place."""
+    made = ["from __future__ import annotations", "import dataclasses", "@dataclasses.dataclass", "class A:", " x: int = 5"]
+    made += [*MINE, " config.steps, config.log.sample = A().x, __file__", " return config"]
+    (tmp_path / "mine").write_text("\n".join(made))
+    config = parse([f"--config={tmp_path / 'mine'}"])
+    assert (config.steps, config.log.sample) == (5, str(tmp_path / "mine"))
+    (tmp_path / "none.py").write_text("def get_config(size='x'):\n    pass\n")
+    with pytest.raises(UserError, match="none.py:x: get_config has returned None: it must return a ConfigDict$"):
+        parse([f"--config={tmp_path / 'none.py'}:x"])
+
+
 def test_a_value_of_another_type_in_a_config_file_is_one_line_and_the_number_of_a_column_is_its_text(tmp_path):
     def read(*lines):
         (tmp_path / "mine.py").write_text("\n".join([*MINE, *(f" config.{line}" for line in lines), " return config"]))
@@ -187,6 +202,8 @@ def test_named_configs_resolve_and_can_be_read_back_from_json(file):
 def test_overrides_accept_both_spellings_and_tuples():
     config = parse([GPT2, "--config.steps", "40", "--config.data.corpus=('wikitext2', 'python_stdlib')"])
     assert (config.steps, config.data.corpus) == (40, ("wikitext2", "python_stdlib"))
+    one = [parse([GPT2, f"--config.data.corpus={text}"]).data.corpus for text in ("text_files:my texts", "'a b'", "['a b']")]
+    assert one == [("text_files:my texts",), ("a b",), ("a b",)]
 
 
 @pytest.mark.parametrize("name, norm", [("simplified", ("main.norms.attention_in.gain=False",)), ("normless", ())])

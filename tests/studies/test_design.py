@@ -176,7 +176,6 @@ def test_a_mistake_in_an_arm_names_the_arm():
     ],
 )
 def test_a_mistake_in_the_file_is_its_last_line_and_its_place(tmp_path, line, message):
-    """ml_collections puts a whole stack trace into its message."""
     file = tmp_path / "study.py"
     first = "from xfresearch.configs.studies import common"
     lines = [first, "def get_config():", "    study = common.base('tiny')", f"    {line}"]
