@@ -31,7 +31,7 @@ SHOWN = {
     "next": Shown("Next token", "mean weight on tokens of the source that equal the token that is predicted", *SHARE),
     "slots": Shown("Memory slots", "mean weight on all memory slots together", *SHARE),
     "sink": Shown("Sink", "mean weight on the sink", *SHARE),
-    "entropy": Shown("Entropy", "of the weights, in nats"),
+    "entropy": Shown("Entropy", "of the weights, in nats", *SHARE),
     **OF_MATRICES,
     "copying": Shown("Copying", "eigenvalues of the OV circuit: 1 copies every token of the source", *SIGNED),
     "matching": Shown("Matching", "eigenvalues of the QK circuit: 1 attends to equal tokens of the source", *SIGNED),

@@ -40,7 +40,7 @@ SHOWN = {
     "distance": Shown("Distance", "mean distance to the token that is attended to, in tokens"),
     "slots": Shown("Memory slots", "mean weight on all memory slots together", *SHARE),
     "sink": Shown("Sink", "mean weight on the sink", *SHARE),
-    "entropy": Shown("Entropy", "of the weights, in nats"),
+    "entropy": Shown("Entropy", "of the weights, in nats", *SHARE),
     "own_value": Shown("Own value", "cosine of a head's output and the value of its own token", *SIGNED),
     "induction": Shown("Induction", "mean weight on the token after the last occurrence, on repeated random tokens", *SHARE),
     "duplicate": Shown("Duplicates", "mean weight on the last occurrence, on repeated random tokens", *SHARE),

@@ -29,7 +29,7 @@ from xfresearch.pages.figures import SHARE, SIGNED, HeatMap, Shown, Table, heat_
 from xfresearch.runtime.summaries import mean_of_known
 
 OF_MATRICES = {
-    "rank": Shown("Rank of W_Q W_K", "effective rank, at most the head's size"),
+    "rank": Shown("Rank of W_Q W_K", "effective rank, at most the head's size", *SHARE),
     "copying": Shown("Copying", "eigenvalues of the OV circuit: 1 copies every token", *SIGNED),
     "matching": Shown("Matching", "eigenvalues of the QK circuit: 1 attends to equal tokens", *SIGNED),
     "span": Shown("Span", "learned span, in tokens"),

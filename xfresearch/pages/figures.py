@@ -39,7 +39,7 @@ class Shown(NamedTuple):
     high: float | None = None
 
 
-SHARE, SIGNED = (0.0, None), (-1.0, 1.0)  # ends of the colours of shares, and of cosines
+SHARE, SIGNED = (0.0, None), (-1.0, 1.0)  # ends of the colours of what begins at 0, and of cosines
 
 
 def heat_maps(data: Mapping[str, Any], shown: Mapping[str, Shown]) -> list[HeatMap]:
