@@ -64,7 +64,7 @@ def test_an_analysis_is_added_by_its_page(tmp_path):
     (commands,) = adding.commands("adding_analysis.md")
     outputs = [adding.run(command, tree, "written_share") for command in commands]
     assert len(re.findall(r"test_the_share_of_every_mixer\[.*\] PASSED", outputs[2])) == 3
-    assert re.search(r"test_a_room_gives_a_result.*analyze written_share\] PASSED", outputs[4])
+    assert re.search(r"test_a_room_gives_a_result.*\bwritten_share\] PASSED", outputs[4])
     assert "| `written_share` | how large the outputs" in (tree / "docs" / "anatomy.md").read_text()
 
 
