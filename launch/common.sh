@@ -155,6 +155,7 @@ check_job() {
 # count_jobs: prints how many numbered jobs the job has, which it is asked on this machine, on the CPU.
 count_jobs() {
   local i count asked=("${job[@]}")
+  [[ $(job_flag --shard) != auto/* ]] || { job_flag --shard | sed 's|auto/||' && return; }
   for ((i = 0; i < ${#asked[@]}; i++)); do
     case ${asked[i]} in
       --job) asked[i + 1]=count ;;

@@ -1,15 +1,16 @@
 #!/usr/bin/env bash
-# launch/gke_jobs.sh --name NAME --image IMAGE (--gpu TYPE | --tpu TYPE --topology T) [options] -- COMMAND... --job auto
+# launch/gke_jobs.sh --name NAME --image IMAGE (--gpu TYPE | --tpu TYPE --topology T | --cpu N) [options] -- COMMAND... --job auto
 #
 # Runs every part of a COMMAND that has numbered jobs, such as the runs of a study or the checkpoints of a run, as the pods of
 # one indexed job of Kubernetes, which it gives to kubectl. Each pod is one machine, and does one part. Parts that have ended
-# are not done again.
+# are not done again. In the command of `prepare`, --shard auto/N stands in place of --job auto.
 #
 #   --name NAME          name of the job: lowercase letters, digits and dashes
 #   --image IMAGE        REGION-docker.pkg.dev/PROJECT/REPOSITORY/NAME; without a tag it has that of the checkout's commit
 #   --build              first build the image from this checkout and push it
 #   --gpu TYPE           GKE's name of a GPU, e.g. nvidia-l4, one for each pod
 #   --tpu TYPE           GKE's name of a TPU, e.g. tpu-v6e-slice, with the chips of one host
+#   --cpu N              cores of each pod, without an accelerator, for `prepare`
 #   --topology T         of that host: 1x1 or 2x2 (v5e, v6e), 2x2x1 (v4, v5p)
 #   --count N            number of jobs (default: COMMAND is asked, with --job count)
 #   --parallel N         pods at a time (default: all)
@@ -22,15 +23,16 @@ set -euo pipefail
 # shellcheck source=launch/common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
-declare -A option=([name]='' [image]='' [gpu]='' [tpu]='' [topology]='' [count]='' [parallel]='' [queue]='' [spot]=no
+declare -A option=([name]='' [image]='' [gpu]='' [tpu]='' [cpu]='' [topology]='' [count]='' [parallel]='' [queue]='' [spot]=no
   [retries]=10 [service-account]=xfresearch [build]=no [dry-run]=no)
 parse "$@"
 ((${#arguments[@]} == 0)) || fail "${arguments[0]}: unexpected argument; write the command after --"
 word='[a-z0-9]([-a-z0-9.]*[a-z0-9])?'
 require name '[a-z]([-a-z0-9]{0,48}[a-z0-9])?' "lowercase letters, digits and dashes, at most 50"
 require image '[A-Za-z0-9][A-Za-z0-9._/:@-]*' "the name of an image"
-[[ (-n ${option[gpu]} && -z ${option[tpu]}) || (-z ${option[gpu]} && -n ${option[tpu]}) ]] ||
-  fail "--gpu and --tpu: give exactly one of the two"
+kinds=${option[gpu]:+1}${option[tpu]:+1}${option[cpu]:+1}
+[[ $kinds == 1 ]] || fail "--gpu, --tpu and --cpu: give exactly one of the three"
+require cpu '([1-9][0-9]*)?' "a number of cores"
 require gpu "($word)?" "GKE's name of a GPU, such as nvidia-l4"
 require tpu "($word)?" "GKE's name of a TPU, such as tpu-v6e-slice"
 if [[ -n ${option[tpu]} ]]; then
@@ -43,7 +45,8 @@ require queue "($word)?" "the name of a local queue"
 require retries "$number" "a number, 0 or more"
 require service-account "$word" "the name of a service account"
 check_job
-[[ $(job_flag --job) == auto ]] || fail "--job auto is missing in the command: it does the part of the pod's number"
+[[ $(job_flag --job) == auto || $(job_flag --shard) == auto/* ]] ||
+  fail "--job auto is missing in the command: it does the part of the pod's number"
 require_bucket "a container's disk is deleted with it"
 require_program kubectl
 [[ ${option[build]} == no ]] || require_program docker
@@ -69,7 +72,10 @@ if [[ -n ${option[tpu]} ]]; then
   identity='{capabilities: {add: [SYS_RESOURCE]}}' # for memory that stays in its place (launch/entrypoint.sh)
   selector="cloud.google.com/gke-tpu-accelerator: ${option[tpu]}, cloud.google.com/gke-tpu-topology: ${option[topology]}"
 fi
-[[ ${option[spot]} == no ]] || selector+=', cloud.google.com/gke-spot: "true"'
+if [[ -n ${option[cpu]} ]]; then
+  platforms=cpu chips="cpu: ${option[cpu]}" selector=
+fi
+[[ ${option[spot]} == no ]] || selector+="${selector:+, }cloud.google.com/gke-spot: \"true\""
 labels='' suspend=false
 [[ -z ${option[queue]} ]] || labels="kueue.x-k8s.io/queue-name: ${option[queue]}" suspend=true # Kueue starts it
 

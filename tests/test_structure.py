@@ -28,7 +28,7 @@ ORDER = (
     {"completion"},
     {"__main__", "bench", "study"},
     {"benchmarks", "studies"},
-    {"train", "evaluate", "generate", "compare", "convert", "analyze", "edit", "plan"},
+    {"train", "prepare", "evaluate", "generate", "compare", "convert", "analyze", "edit", "plan"},
     {"comparing", "planning"},
     {"editing", "harness", "training"},
     {"analysis", "evaluation", "surgery"},

@@ -12,7 +12,7 @@ from xfresearch import __version__
 from xfresearch.runtime import command
 from xfresearch.runtime.errors import UserError, nearest
 
-MODELS = ("train", "evaluate", "generate", "compare", "convert", "analyze", "edit", "study", "plan", "bench")
+MODELS = ("train", "prepare", "evaluate", "generate", "compare", "convert", "analyze", "edit", "study", "plan", "bench")
 COMMANDS = (*MODELS, "configs", "completion")
 
 

@@ -3,7 +3,6 @@
 import errno
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -13,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from xfresearch.data import cache
-from xfresearch.data.cache import build_once, cache_root, complete
+from xfresearch.data.cache import build_once, cache_root
 from xfresearch.data.pipeline import prepare
 from xfresearch.options.run_options import DataConfig
 from xfresearch.runtime.errors import UserError
@@ -43,7 +42,7 @@ print(json.dumps([split.meta, stream_tokens(config, "train")[0].tolist(), str(sp
 
 def child(cache, corpus, stall: str = "", tokenizer="bpe") -> subprocess.Popen:
     """A process that prepares the corpus. With `stall` ('module.function') it hangs after that function."""
-    module, _, name = (stall or "packed._pack").rpartition(".")
+    module, _, name = (stall or "making.make").rpartition(".")
     source = CHILD.format(module=module, name=name)
     command = [sys.executable, "-c", source, str(cache), corpus, tokenizer, "slow" if stall else "fast"]
     return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -55,7 +54,7 @@ def result(process) -> list:
     return json.loads(out.splitlines()[-1])
 
 
-STALLS = ("builders.prepare", "tokenizers.bpe.train", "packed._tokenise")
+STALLS = ("tokenizers.bpe.train", "prepared.sync")
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +66,7 @@ def corpus(tmp_path_factory) -> str:
 
 
 def leftovers(cache) -> list:
-    return [path for path in Path(cache).rglob("*") if ".tmp-" in path.name or "incomplete" in path.name]
+    return [path for path in Path(cache).rglob("*") if ".tmp" in path.name or path.parent.name == "writers"]
 
 
 @pytest.fixture(scope="module")
@@ -80,12 +79,12 @@ def at_once(tmp_path_factory, corpus):
 def test_processes_that_prepare_at_once_agree(at_once):
     cache, (first, *others) = at_once
     assert all(other == first for other in others) and not leftovers(cache)
-    assert [len(list((cache / kind).glob("[!.]*"))) for kind in ("tfds", "tokenizers", "tokens", "packed")] == [1, 1, 1, 1]
+    assert [len(list((cache / kind).glob("[!.]*"))) for kind in ("shards", "tokenizers")] == [1, 1]
 
 
 @pytest.mark.parametrize(
     "stall",
-    ["packed._pack", *(pytest.param(each, marks=pytest.mark.long) for each in STALLS)],
+    ["making.make", *(pytest.param(each, marks=pytest.mark.long) for each in STALLS)],
 )
 def test_killed_preparation_leaves_no_partial_entry(tmp_path, corpus, at_once, stall):
     killed = child(tmp_path / "cache", corpus, stall)
@@ -98,47 +97,36 @@ def test_killed_preparation_leaves_no_partial_entry(tmp_path, corpus, at_once, s
 
 
 def test_waiting_process_takes_over_from_a_killed_one(tmp_path, corpus):
-    killed = child(tmp_path / "cache", corpus, "packed._tokenise")
+    killed = child(tmp_path / "cache", corpus, "making.make")
     assert killed.stdout.readline() == "stalled\n"
     waiting = child(tmp_path / "cache", corpus)
+    deadline = time.monotonic() + 60
+    while len(list(tmp_path.rglob("writers/*.json"))) < 2 and time.monotonic() < deadline:
+        time.sleep(0.1)
     time.sleep(1)
-    assert waiting.poll() is None and len(leftovers(tmp_path)) == 2  # packed/ and, inside its build, tokens/
+    assert waiting.poll() is None and len(list(tmp_path.rglob("*.tmp"))) == 1  # it does not make the shard, too
     killed.kill()
     killed.communicate()
     assert result(waiting)[0]["n_documents"] > 300 and not leftovers(tmp_path)
 
 
-def test_damaged_cache_is_built_again(make_config, corpus):
+def test_every_file_of_a_shard_is_checked_by_its_content(make_config, corpus):
+    """Zeros of the right size, with the right time, a file that was cut, and a missing one: the tokens and the manifest."""
     config = make_config(corpus=corpus)
     packed = prepare(config, "train")
-    records = packed.directory / "sequences.array_record"
-    before = packed[3]
-    records.write_bytes(records.read_bytes()[:1000])
-    assert not complete(packed.directory)
-    again = prepare(config, "train")
-    assert complete(again.directory) and (again[3]["tokens"] == before["tokens"]).all()
-
-
-def test_every_file_of_the_cache_is_checked_by_its_content(make_config, corpus, tmp_path, monkeypatch):
-    """Zeros of the right size, with the right time, and a missing file: in the text, the tokens and the sequences."""
-    config = make_config(corpus=corpus)
-    before = prepare(config, "train")[3]["tokens"]
-    kinds = ("packed", "tokens", "tfds")  # each is made from the next one
-    for number, kind in enumerate(kinds):
-        (entry,) = (path for path in (tmp_path / "cache" / kind).iterdir() if path.name[0] != ".")
-        largest = max((path for path in entry.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
-        for content in (bytes(largest.stat().st_size), None):
-            assert complete(entry)
-            times = largest.stat().st_atime_ns, largest.stat().st_mtime_ns
-            largest.unlink()
+    files = {path.name: path.read_bytes() for path in packed.directory.iterdir() if path.is_file()}
+    assert {name.rpartition(".")[2] for name in files} == {"json", "array_record"}
+    for name, whole in files.items():
+        path = packed.directory / name
+        for content in (bytes(len(whole)), whole[:1000], None):
+            times = os.stat(path).st_atime_ns, os.stat(path).st_mtime_ns
+            path.unlink()
             if content:
-                largest.write_bytes(content)
-                os.utime(largest, ns=times)
-            assert not complete(entry), largest
-            for other in kinds[:number]:
-                shutil.rmtree(tmp_path / "cache" / other)
-            assert (prepare(config, "train")[3]["tokens"] == before).all()
-            assert complete(entry), largest
+                path.write_bytes(content)
+                os.utime(path, ns=times)
+            again = prepare(config, "train")
+            assert again.digest == packed.digest and (again[3]["tokens"] == packed[3]["tokens"]).all()
+            assert {each.name: each.read_bytes() for each in packed.directory.iterdir() if each.is_file()} == files
 
 
 def test_the_lock_file_of_another_user_can_be_locked(tmp_path, monkeypatch):
@@ -160,18 +148,18 @@ def test_every_change_of_an_input_makes_a_new_entry(make_config, corpus):
     configs = [
         make_config(corpus=corpus),
         make_config(corpus=corpus, packing="documents"),
-        make_config(corpus=corpus, sequence_length=17),
+        make_config(corpus=corpus, packing="documents", sequence_length=17),
         make_config(corpus=corpus, tokenizer="bpe", bpe_vocab=300),
         make_config(corpus=corpus, tokenizer="bpe", bpe_vocab=301),
     ]
     directories = {prepare(config, split).directory for config in configs for split in ("train", "test")}
-    assert len(directories) == 10
-    # The number of workers does not change the tokens, so it is not an input.
-    assert prepare(make_config(corpus=corpus, workers=1), "train").directory in directories
+    assert len(directories) == 5  # all splits are in one
+    # The number of workers does not change the tokens, and the length of rows does not change a stream.
+    assert prepare(make_config(corpus=corpus, workers=1, sequence_length=17), "train").directory in directories
 
 
 def test_warm_cache_needs_neither_grain_nor_tfds(at_once, corpus):
-    source = CHILD.format(module="packed", name="_pack") + (
+    source = CHILD.format(module="making", name="make") + (
         "\nheavy = ['grain', 'tensorflow_datasets', 'tensorflow']"
         "\nprint(json.dumps([name for name in heavy if name in sys.modules]))"
     )

@@ -37,7 +37,7 @@ class Place(NamedTuple):
 
 def texts(folder: Path, pattern: str = "", **options) -> list[bytes]:
     corpus = open_corpus(f"text_files:{folder}{pattern}", DataConfig(cache_dir=f"{folder}-cache", **options))
-    return [text for split in corpus.splits for text in corpus.source._all() if split == "train"]
+    return [text for shard in corpus.shards for text in shard.documents()]
 
 
 def pairs(folder: Path) -> list:

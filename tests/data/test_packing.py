@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from xfresearch.data.packing import document_rows, stream_rows, unpack
+from xfresearch.data import packing
+from xfresearch.data.packing import unpack
 
 PAD = 65535
 DTYPES = st.sampled_from([np.uint16, np.uint32])  # of the stored rows: a vocabulary of 2^16 or more has uint32
@@ -18,9 +19,23 @@ def numbered(lengths):
     return np.arange(offsets[-1], dtype=np.uint16), offsets
 
 
+def laid_out(rows, tokens, length, pad=PAD):
+    """All rows [n, 2, L+1] of a stream of tokens."""
+
+    def read(starts, lengths):
+        pieces = zip(starts, lengths, strict=True)
+        return np.concatenate([tokens[:0], *(tokens[start : start + size] for start, size in pieces)])
+
+    return packing.lay_out(rows, np.arange(len(rows.firsts) - 1), read, length, pad)
+
+
+def document_rows(tokens, offsets, length, pad=PAD):
+    return laid_out(packing.document_rows(np.diff(offsets), length), tokens, length, pad)
+
+
 def batch_of(rows, dtype=np.uint16):
     """The batch of rows that were packed with PAD, as rows of `dtype` with the largest value as padding."""
-    rows_N2L = np.stack([np.atleast_2d(row) for row in rows]).astype(np.int64)
+    rows_N2L = np.array(rows, np.int64)
     rows_N2L[:, 0][rows_N2L[:, 0] == PAD] = np.iinfo(dtype).max
     return unpack(rows_N2L.astype(dtype), np.iinfo(dtype).max)
 
@@ -30,10 +45,10 @@ def batch_of(rows, dtype=np.uint16):
 def test_document_rows_predict_every_token_once_within_its_document(case, dtype):
     lengths, length = case
     tokens, offsets = numbered(lengths)
-    rows = list(document_rows(tokens, offsets, length, PAD))
+    rows = document_rows(tokens, offsets, length)
     firsts = set(offsets[:-1].tolist())
     predicted = Counter()
-    if rows:
+    if len(rows):
         batch = batch_of(rows, dtype)
         assert batch["tokens"].shape == (len(rows), length)
         weighted = batch["weights"] == 1
@@ -58,9 +73,9 @@ def check_segments(batch, offsets):
 @hypothesis_settings(deadline=None, max_examples=100)
 @given(st.integers(2, 300), st.integers(2, 24), st.booleans(), DTYPES)
 def test_stream_rows_predict_every_token_once(n, length, keep_last, dtype):
-    rows = list(stream_rows(np.arange(n, dtype=np.uint16), length, PAD, keep_last))
+    rows = laid_out(packing.stream_rows(n, length, keep_last), np.arange(n, dtype=np.uint16), length)
     assert len(rows) == ((n - 1 + length - 1) // length if keep_last else (n - 1) // length)
-    if not rows:
+    if not len(rows):
         return
     batch = batch_of(rows, dtype)
     weighted = batch["weights"] == 1
@@ -74,7 +89,7 @@ def test_stream_rows_predict_every_token_once(n, length, keep_last, dtype):
 
 def test_document_rows_of_a_small_example():
     tokens, offsets = numbered([3, 2, 9])
-    rows = list(document_rows(tokens, offsets, 6, PAD))
+    rows = document_rows(tokens, offsets, 6)
     assert [row[0].tolist() for row in rows] == [
         [5, 6, 7, 8, 9, 10, 11],
         [0, 1, 2, 3, 4, PAD, PAD],

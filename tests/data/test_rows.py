@@ -11,9 +11,8 @@ import pytest
 from pyarrow import parquet
 
 from xfresearch.data import corpus_files, rows
-from xfresearch.data.corpora import documents
+from xfresearch.data.corpora import open_corpus
 from xfresearch.data.corpus_files import find_files, read_documents
-from xfresearch.data.text_sources import TextFiles
 from xfresearch.options.run_options import DataConfig
 from xfresearch.runtime.errors import UserError
 from xfresearch.runtime.formats import sniff
@@ -138,18 +137,8 @@ def test_utf8_is_checked_across_the_ends_of_chunks(tmp_path, monkeypatch, size):
 def test_many_equal_documents_are_split_in_linear_time(tmp_path):
     """Their hashes are in one split, so the others are filled; the square of their number would take minutes."""
     (tmp_path / "a.jsonl").write_text('{"text": "a"}\n' * 100_000)
-    source = TextFiles(str(tmp_path / "a.jsonl"), "text")
-    assert sorted(sum(1 for _ in source.documents(split)) for split in source.splits) == [1, 1, 99_998]
-
-
-def test_a_corpus_is_stored_without_a_buffer_that_needs_tensorflow(tmp_path, monkeypatch):
-    """TFDS's writer holds a corpus in memory up to this size, and needs TensorFlow for a larger one."""
-    monkeypatch.setattr("tensorflow_datasets.core.shuffle.MAX_MEM_BUFFER_SIZE", 10)
-    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": f"document {n}"}) + "\n" for n in range(99)))
-    data = DataConfig(cache_dir=str(tmp_path / "cache"))
-    splits = ("train", "validation", "test")
-    listed = [text for split in splits for text in documents(str(tmp_path / "a.jsonl"), split, data)]
-    assert sorted(listed) == sorted(f"document {n}".encode() for n in range(99))
+    corpus = open_corpus(str(tmp_path / "a.jsonl"), DataConfig(cache_dir=str(tmp_path / "cache")))
+    assert sorted(sum(1 for _ in corpus.documents(split)) for split in corpus.splits) == [1, 1, 99_998]
 
 
 # Writes 2 GB of documents in one of the forms; reads them, and prints their bytes and by how many MB the process grew.
@@ -182,11 +171,11 @@ def write():
 if len(sys.argv) == 3:
     write()
 else:
-    from xfresearch.data.text_sources import TextFiles
-    import tensorflow_datasets
+    from xfresearch.data.corpora import open_corpus
+    from xfresearch.options.run_options import DataConfig
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    source = TextFiles(str(path), "text")
-    read = sum(len(each) for split in source.splits for each in source.documents(split))
+    corpus = open_corpus(str(path), DataConfig())
+    read = sum(len(each) for split in corpus.splits for each in corpus.documents(split))
     print(read, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
 """
 

@@ -152,7 +152,7 @@ def test_every_flag_that_local_sh_adds_exists(launcher):
         ("slurm.sbatch", f"--mem x {TRAIN}", "--mem='x'.* 200G"),
         ("slurm.sbatch", f"--mounts /a:/a {TRAIN}", "--mounts=/a:/a is not allowed without --container"),
         ("gke_jobs.sh", f"--name j --image x:1 --gpu nvidia-l4 --count 3 {TRAIN}", "--job auto is missing in the command"),
-        ("gke_jobs.sh", f"--name j --image x:1 --count 3 {TRAIN} --job auto", "--gpu and --tpu: give exactly one"),
+        ("gke_jobs.sh", f"--name j --image x:1 --count 3 {TRAIN} --job auto", "--gpu, --tpu and --cpu: give exactly one"),
         ("gke_jobs.sh", f"--name j --image x:1 --tpu t --topology 4x4 {TRAIN} --job auto", "--topology='4x4'.* one host"),
         ("slurm.sbatch", f"--gpus-per-node x {TRAIN}", "--gpus-per-node='x'"),
         ("slurm.sbatch", f"--gpus-per-node 08 {TRAIN}", "--gpus-per-node='08'"),

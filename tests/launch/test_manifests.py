@@ -160,6 +160,18 @@ def test_a_word_that_is_no_text_is_refused(launcher):
     assert re.fullmatch(r"error: the command is not UTF-8, which a manifest must be: python .* \$'a\\377'\n", done.stderr)
 
 
+def test_the_pods_of_a_preparation_have_cores_and_a_share_each(launcher):
+    flags = "--config configs/gpt2.py --config.data.shards=gs://b/t --shard auto/16"
+    prepare = shlex.split(f"-- python -m xfresearch.prepare {flags}")
+    done = launcher.run("gke_jobs.sh", "--dry-run", *JOBS[:4], "--cpu", "8", *prepare)
+    assert done.returncode == 0, done.stderr
+    manifest = yaml.safe_load(done.stdout)
+    assert faults(manifest) == [] and manifest["spec"]["completions"] == 16
+    pod = manifest["spec"]["template"]["spec"]
+    assert pod["containers"][0]["resources"] == {"limits": {"cpu": 8}} and not pod["nodeSelector"]
+    assert pod["containers"][0]["args"] == prepare[1:]
+
+
 def test_the_jobs_are_counted_by_the_command_itself(launcher):
     program = launcher.folder / "bin" / "python"
     program.write_text('#!/bin/sh\n[ "$*" != "$ASKED" ] || echo 5\n')

@@ -76,7 +76,8 @@ def build_once(target: Path, build: Callable[[Path], None], valid: Callable[[Pat
     return target
 
 
-def _make_writable(directory: Path) -> None:
+def make_writable(directory: Path) -> None:
+    """Makes a directory of the cache. Raises UserError if nothing can be written there."""
     try:
         make_directory(directory)
     except OSError as error:
@@ -93,7 +94,7 @@ def locked(target: Path):
 
     Raises UserError if the cache directory is not writable.
     """
-    _make_writable(target.parent)
+    make_writable(target.parent)
     file = target.with_name(f".{target.name}.lock")
     try:
         lock = open_lock(inside(target.parent, file.name))
@@ -161,7 +162,7 @@ def complete(directory: Path) -> bool:
     """Whether `directory` holds every file with the content recorded in its meta.json, which is written last."""
     try:
         files = read_meta(directory)["files"]
-        return all(_content(inside(directory, name)) == content for name, content in files.items())
+        return all(content_of(inside(directory, name)) == content for name, content in files.items())
     except (OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError):
         return False
 
@@ -169,11 +170,11 @@ def complete(directory: Path) -> bool:
 def write_meta(directory: Path, meta: dict) -> None:
     """Writes meta.json with a digest of every other file, for `complete`. Those files must be finished."""
     files = [path for path in found_in(directory, "**/*") if path.is_file()]
-    meta = {**meta, "files": {str(p.relative_to(directory)): _content(p) for p in files}}
+    meta = {**meta, "files": {str(p.relative_to(directory)): content_of(p) for p in files}}
     write_text(directory / "meta.json", json.dumps(meta, indent=1) + "\n")
 
 
-def _content(file: Path) -> str:
+def content_of(file) -> str:
     """The SHA-256 hash of a file, computed once in a process."""
     stat = os.stat(file)
     return _hashed(file, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)

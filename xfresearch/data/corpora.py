@@ -2,31 +2,33 @@
 
 A corpus is `NAME` or `NAME:PATH`: python_stdlib, text_files:PATH, facts (PATH is a folder of relation files), wikitext2,
 enwik8, text8 (PATH is their manual_dir), or any other TFDS data set (PATH is its data_dir). `PATH` alone, if it exists, is
-text_files:PATH; a built-in name is never a path. A TFDS data set without a validation split gets one: 5 % of its train
-documents, chosen by the hash of their text.
+text_files:PATH; a built-in name is never a path. A TFDS data set without a validation split gets one: 5 % of the documents
+of the shards of train that sample (corpus_inputs.py), chosen by the hash of their text.
 """
 
 import contextlib
-import errno
 import re
 import sys
 from collections.abc import Iterator
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from xfresearch.data import text_sources
-from xfresearch.data.cache import build_once, cache_root, complete, digest, locked, write_meta
+from xfresearch.data.cache import cache_root, digest, locked
 from xfresearch.data.corpus_files import names_files
+from xfresearch.data.corpus_inputs import LEAST, Input, Shard, of_splits, shards_of
 from xfresearch.data.given import require_given_corpus
 from xfresearch.options.run_options import DataConfig
 from xfresearch.runtime.errors import UserError, nearest
-from xfresearch.runtime.files import check_tree, inside, names_in
+from xfresearch.runtime.files import check_tree
 
 if TYPE_CHECKING:
     from xfresearch.data.pairs import PairFiles, PairTask
 
 BUILT_IN = ("python_stdlib", "text_files", "facts", "wikitext2", "enwik8", "text8")
-_FORMAT = 1
+_FORMAT = 2
+_SAMPLED = 16  # shards from which a tokenizer is trained
 
 
 def documents(corpus: str, split: str, data: DataConfig) -> Iterator[bytes]:
@@ -50,7 +52,7 @@ def open_split(corpus: str, split: str, data: DataConfig) -> "Corpus":
 
 def open_corpus(corpus: str, data: DataConfig) -> "Corpus":
     """The corpus, with `.splits`, `.identity()`, `.documents(split)` and `.n_bytes(split)`, an estimate of the split's size.
-    A corpus of pairs has `.pairs(split)` too."""
+    A corpus of text has `.shards` too, one of pairs `.pairs(split)`."""
     if data.objective.kind == "seq2seq":
         from xfresearch.data.pairs import open_pairs
 
@@ -90,58 +92,76 @@ def _parse(corpus: str) -> tuple[str, str]:
     return (f"{name}:{version[1]}", version[2] or "") if version else (name, path)
 
 
-class BuiltInCorpus:
-    """A text source of this package (text_sources.py), cached as a TFDS data set."""
+class TextCorpus:
+    """A corpus of text: its `splits`, and the documents of its shards with their splits."""
+
+    name: str
+    splits: tuple[str, ...]
+
+    @cached_property
+    def inputs(self) -> list[Input]:
+        raise NotImplementedError
+
+    def identity(self) -> dict:
+        """A JSON value that changes whenever the documents change."""
+        return {"corpus": self.name, "format": _FORMAT, "inputs": digest([each.found for each in self.inputs])}
+
+    def divide(self, shard: Shard) -> Iterator[tuple[str, bytes]]:
+        """The split and the text of each document of a shard, in order."""
+        raise NotImplementedError
+
+    @cached_property
+    def shards(self) -> list[Shard]:
+        return shards_of(self.inputs)
+
+    def shards_with(self, split: str) -> list[Shard]:
+        """The shards in which documents of a split may be."""
+        return [shard for shard in self.shards if shard.has(split)]
+
+    def documents(self, split: str) -> Iterator[bytes]:
+        """The documents of a split, in order."""
+        pairs = (pair for shard in self.shards_with(split) for pair in self.divide(shard))
+        return (text for of, text in pairs if of == split)
+
+    def n_bytes(self, split: str) -> int:
+        """About how many bytes a split has."""
+        return sum(shard.size for shard in self.shards_with(split))
+
+    def sample(self, split: str) -> tuple[Iterator[bytes], int]:
+        """The documents of evenly spaced shards of a split, and about how many bytes these are: all of a small corpus."""
+        shards = self.shards_with(split)
+        chosen = shards[:: -(-len(shards) // _SAMPLED)]
+        pairs = (pair for shard in chosen for pair in self.divide(shard))
+        return (text for of, text in pairs if of == split), sum(shard.size for shard in chosen)
+
+
+class BuiltInCorpus(TextCorpus):
+    """A text source of this package (text_sources.py)."""
 
     def __init__(self, name: str, source, data: DataConfig):
         self.name = name
         self.source = source
         self.splits = source.splits
-        self._root = cache_root(data) / "tfds"
         self._joined = source.one_stream and data.packing == "stream"
 
+    @cached_property
+    def inputs(self) -> list[Input]:
+        return self.source.inputs if hasattr(self.source, "inputs") else of_splits(self.source, self.name)
+
     def identity(self) -> dict:
-        return {"corpus": self.name, "format": _FORMAT, "joined": self._joined, **self.source.identity()}
+        return super().identity() | {"joined": self._joined}
 
-    def documents(self, split: str) -> Iterator[bytes]:
-        # A long document is stored in several examples with the same number (builders.py).
-        pieces: list = []
-        current = 0
-        for example in self._builder().as_data_source(split):
-            if example["document"] != current and not self._joined:
-                yield b"".join(pieces)
-                pieces = []
-                current = example["document"]
-            pieces.append(example["text"])
-        if any(pieces):
-            yield b"".join(pieces)
-
-    def n_bytes(self, split: str) -> int:
-        return self._builder().info.splits[split].num_bytes
-
-    def _builder(self):
-        """The read-only TFDS builder of the corpus. Prepares the corpus first if necessary."""
-        target = self._root / f"{self.name}-{digest([_FORMAT, self.source.identity()])}"
-
-        def build(directory: Path) -> None:
-            from xfresearch.data import builders
-
-            builders.prepare(self.name, self.source, directory)
-            write_meta(directory, {})
-
-        build_once(target, build, complete)
-        import tensorflow_datasets as tfds
-
-        (version,) = names_in(inside(target, self.name))
-        directory = target / self.name / version
-        try:
-            return tfds.builder_from_directory(directory)
-        except Exception as error:  # its files were complete above: a disk fails, and TFDS takes a file for missing
-            raise OSError(errno.EIO, f"TFDS cannot open it: {_first_line(error)}", str(directory)) from error
+    def divide(self, shard: Shard) -> Iterator[tuple[str, bytes]]:
+        if not shard.split:
+            yield from self.source.divide(shard)
+        elif self._joined:
+            yield shard.split, b"".join(shard.documents())
+        else:
+            yield from ((shard.split, text) for text in shard.documents())
 
 
-class TfdsCorpus:
-    """Any TFDS data set. If it has no validation split, one is held out of train by hash."""
+class TfdsCorpus(TextCorpus):
+    """Any TFDS data set. If it has no validation split, shards of train that sample hold one out by hash."""
 
     def __init__(self, corpus: str, name: str, data_dir: str, field: str, locks: Path):
         self.corpus = corpus
@@ -152,29 +172,33 @@ class TfdsCorpus:
             with locked(locks / f"other-{digest(corpus)}"):
                 self._prepare()
         stored = list(self._builder.info.splits)
+        self.name = self._builder.info.full_name
         self.holds_out = "train" in stored and "validation" not in stored
         self.splits = tuple(stored + ["validation"] if self.holds_out else stored)
 
-    def identity(self) -> dict:
-        info = self._builder.info
-        sizes = {split: [info.splits[split].num_examples, info.splits[split].num_bytes] for split in info.splits}
-        return {
-            "corpus": info.full_name,
-            "sizes": sizes,
-            "field": self.field,
-            "directory": str(self._builder.data_path),
-        }
+    @cached_property
+    def inputs(self) -> list[Input]:
+        """Consecutive examples of each split, about as many bytes as the smallest shard."""
+        return [part for split in self._builder.info.splits for part in self._parts(split)]
 
-    def documents(self, split: str) -> Iterator[bytes]:
-        held_out = self.holds_out and split == "validation"
-        for example in self._source("train" if held_out else split):
-            text = self._text(example)
-            if not self.holds_out or split not in ("train", "validation") or _is_held_out(text) == held_out:
-                yield text
+    def _parts(self, split: str) -> Iterator[Input]:
+        info = self._builder.info.splits[split]
+        parts = max(1, int(info.num_bytes) // LEAST)
+        version = [self.field, info.num_examples, int(info.num_bytes), str(self._builder.data_path)]
+        own = "" if self.holds_out and split == "train" else split
+        for number in range(parts):
+            first, last = (info.num_examples * at // parts for at in (number, number + 1))
+            name, size = f"{self.name} {split}[{first}:{last}]", int(info.num_bytes) // parts
+            read = partial(self._read, split, first, last)
+            yield Input(name, size, read, lambda: version, partial(digest, [name, version]), own)
 
-    def n_bytes(self, split: str) -> int:
-        stored = self._builder.info.splits
-        return stored[split if split in stored else "train"].num_bytes
+    def divide(self, shard: Shard) -> Iterator[tuple[str, bytes]]:
+        for text in shard.documents():
+            yield shard.split or ("validation" if shard.samples and _is_held_out(text) else "train"), text
+
+    def _read(self, split: str, first: int, last: int) -> Iterator[bytes]:
+        source = self._source(split)
+        return (self._text(source[number]) for number in range(first, last))
 
     def _source(self, split: str):
         try:
@@ -211,7 +235,7 @@ class TfdsCorpus:
             ) from None
 
 
-Corpus: TypeAlias = "BuiltInCorpus | TfdsCorpus | PairFiles | PairTask"
+Corpus: TypeAlias = "TextCorpus | PairFiles | PairTask"
 
 
 def _tfds_builder(corpus: str, name: str, data_dir: str):

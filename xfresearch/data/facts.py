@@ -108,6 +108,10 @@ class FactSentences:
     def identity(self) -> dict:
         return {"facts": digest(self.facts), "order": [FORMAT, SEED, PASSES, SENTENCES, SECOND, LISTS]}
 
+    def n_bytes(self, split: str) -> int:
+        known = [len(prompt) for fact in self.facts for prompt in (fact.prompts if split == "train" else fact.held_out)]
+        return sum(known) * (PASSES if split == "train" else 1)
+
     def documents(self, split: str) -> Iterator[bytes]:
         rng = random.Random(f"{SEED} {split}")
         for _ in range(PASSES if split == "train" else 1):

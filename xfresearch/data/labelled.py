@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from xfresearch.data.labels import open_data_set
+from xfresearch.data.order import OnePart
 from xfresearch.data.packing import positions
 from xfresearch.data.tasks.task import ENDLESS, NO_LABEL, Examples
 from xfresearch.runtime.errors import UserError, nearest
@@ -13,7 +14,7 @@ from xfresearch.runtime.errors import UserError, nearest
 PROBED = 64  # sequences whose content is in the digest: another version of Python or NumPy may draw others
 
 
-class LabelledSplit:
+class LabelledSplit(OnePart):
     """A split of a labelled data set, read by index. It has the interface of packed.PackedSplit, and the answers."""
 
     def __init__(self, corpus: str, split: str, length: int):

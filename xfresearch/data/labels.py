@@ -26,7 +26,7 @@ DATA_SETS = {  # name: its class, which is imported when a run reads the data se
     "capo": "xfresearch.data.tasks.capo:Capo",
 }
 # Fields of DataConfig that apply to text only.
-TEXT_OPTIONS = ("weights", "text_field", "tokenizer", "packing", "manual_dir", "links", "workers")
+TEXT_OPTIONS = ("weights", "text_field", "tokenizer", "packing", "manual_dir", "links", "shards", "workers")
 
 
 def has_labels(corpus: str) -> bool:

@@ -1,38 +1,89 @@
-"""Tokenises a split once, packs it once and reads it by index. Two cached directories: tokens/ and packed/."""
+"""A split of a corpus of text in rows, which are packed when they are read from its shards (prepared.py)."""
 
-import os
-from collections import deque
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
+import hashlib
+from collections.abc import Sequence
+from functools import cached_property, lru_cache
+from pathlib import PurePath
+from typing import Any
 
 import numpy as np
 
-from xfresearch.data import coverage, packing
-from xfresearch.data.cache import build_once, cache_root, complete, digest, read_meta, write_meta
+from xfresearch.data import packing
+from xfresearch.data.cache import digest
 from xfresearch.data.corpora import open_split
-from xfresearch.data.row_file import RowFile, RowWriter
+from xfresearch.data.order import drawn
+from xfresearch.data.prepared import Prepared
+from xfresearch.data.shard_file import TokenFile
 from xfresearch.data.tokenizers import Tokenizer, tokenizer_for
-from xfresearch.options.run_options import DataConfig, RunConfig
+from xfresearch.options.run_options import RunConfig
 from xfresearch.runtime.errors import UserError
-from xfresearch.runtime.files import inside
-from xfresearch.runtime.opening import open_to_read
-from xfresearch.runtime.progress import stage
 
-FORMAT = 5
-_ROWS = "sequences.array_record"
+_OPEN = 64  # shards
+_HASHED = 1 << 20  # tokens at a time
+_COUNTS = ("n_bytes", "n_characters", "n_token_bytes", "n_unknown", "n_lost", "n_tokens", "n_documents")
+
+
+class Part:
+    """The rows of one shard of a split. `file` is None if the shard has no document of it."""
+
+    def __init__(self, file: TokenFile | None, length: int, whole_documents: bool, keep_last: bool):
+        self.file, self.length = file, length
+        self.pad = int(np.iinfo(file.dtype).max) if file else 0
+        if not file:
+            self.rows = packing.stream_rows(0, length, False)
+        elif whole_documents:
+            self.rows = file.stored_rows
+        else:
+            self.rows = packing.stream_rows(file.meta["n_tokens"], length, keep_last)
+
+    def __len__(self) -> int:
+        return len(self.rows.firsts) - 1
+
+    def read(self, indices) -> dict[str, np.ndarray]:
+        """Several rows at once: arrays [n, L]."""
+        return packing.unpack(self._laid_out(np.asarray(indices, np.int64)), self.pad)
+
+    def _laid_out(self, chosen: np.ndarray) -> np.ndarray:
+        assert self.file
+        return packing.lay_out(self.rows, chosen, self.file.read, self.length, self.pad)
+
+    def digest(self, whole_documents: bool) -> str:
+        """Of the rows, as versions that stored them took it, so that their runs and studies are compared with this one."""
+        assert self.file
+        content = hashlib.sha256()
+        dtype = self.file.dtype if self.length < self.pad or not whole_documents else np.dtype(np.uint32)
+        step = max(1, _HASHED // self.length)
+        for first in range(0, len(self), step):
+            rows = self._laid_out(np.arange(first, min(first + step, len(self))))
+            content.update((rows if whole_documents else rows[:, 0]).astype(dtype).tobytes())
+        return content.hexdigest()
 
 
 class PackedSplit:
-    """A split in sequences of L tokens, read by index from an ArrayRecord file."""
+    """A split in sequences of L tokens, read by index.
 
-    def __init__(self, directory: Path):
-        self.directory = directory
-        self.meta = read_meta(directory)
-        self.digest = self.meta["digest"]  # of the sequences
-        self._rows = RowFile(directory / _ROWS)
+    With the `seed` of an order (order.py), not all of it need be there: the shards are made in that order while the caller
+    goes on. Only those that sample are waited for, and `meta` has estimates by them; others are waited for when their rows
+    are asked for.
+    """
+
+    def __init__(self, prepared: Prepared, split: str, length: int, seed: int | None = None):
+        self.prepared, self.split, self.length = prepared, split, length
+        self.shards = [shard.number for shard in prepared.corpus.shards_with(split)]
+        self.parts = len(self.shards)
+        self._opened = lru_cache(_OPEN)(self._open)
+        self._samples = [number for number in self.shards if prepared.shards[number].samples]
+        if seed is not None and len(self._samples) < self.parts:
+            prepared.begin(self._samples + [self.shards[part] for part in drawn(self.parts, seed, epoch=0)])
+        self.meta = self._counts(self.shards if seed is None else self._samples)
+        self.digest = self.meta["digest"] = self._digest()
+
+    @property
+    def directory(self):
+        return self.prepared.folder
 
     def __len__(self) -> int:
+        """Of a split that is not there as a whole, an estimate."""
         return self.meta["n_sequences"]
 
     def __getitem__(self, i: int) -> dict[str, np.ndarray]:
@@ -49,32 +100,99 @@ class PackedSplit:
 
     def read(self, indices) -> dict[str, np.ndarray]:
         """Several sequences at once: arrays [n, L]."""
-        records = self._rows.read(indices)
-        rows = np.frombuffer(b"".join(records), self.meta["dtype"])
-        rows = rows.reshape(len(records), -1, self.meta["sequence_length"] + 1)
-        return packing.unpack(rows, _pad(rows.dtype))
+        indices = np.asarray(indices, np.int64)
+        if self.parts == 1:
+            return self._opened(0).read(indices)
+        at = np.searchsorted(self._ends, indices, side="right")
+        first = np.concatenate([[0], self._ends])[at]  # of the shard of each
+        chosen = [np.flatnonzero(at == number) for number in np.unique(at)]
+        return restored([self.part(int(at[own[0]])).read((indices - first)[own]) for own in chosen], chosen)
+
+    def part(self, number: int) -> "PackedSplit | Part":
+        """The rows of one shard, which is waited for."""
+        return self if self.parts == 1 else self._opened(number)
+
+    def rows_of(self, parts: Sequence[int]) -> list[int]:
+        """The number of rows of shards, which are waited for."""
+        self.prepared.require([self.shards[part] for part in parts])
+        return [len(self._opened(part)) for part in parts]
+
+    def content(self, parts: Sequence[int]) -> str:
+        """A digest of the tokens of shards, which are waited for."""
+        return digest(self._digests([self.shards[part] for part in parts]))
+
+    @property
+    def known(self) -> bool:
+        """Whether `digest` is that of all content, which is there before a run begins."""
+        return len(self._samples) == self.parts
+
+    def _open(self, part: int) -> Part:
+        self.prepared.require([self.shards[part]])
+        file = self.prepared.tokens(self.shards[part], self.split)
+        return Part(file, self.length, bool(self.prepared.length), keep_last=self.split != "train")
+
+    @cached_property
+    def _ends(self) -> np.ndarray:
+        return np.cumsum(self.rows_of(range(self.parts)))
+
+    def _counts(self, known: list[int]) -> dict[str, Any]:
+        """The meta of the split (prepare). Raises UserError if it is too short."""
+        self.prepared.require(known)
+        parts = [self._opened(self.shards.index(number)) for number in known]
+        files = [part.file.meta for part in parts if part.file]
+        counts = {name: sum(meta[name] for meta in files) for name in _COUNTS}
+        counts["n_sequences"] = sum(map(len, parts))
+        laid = sum(int(part.rows.lengths.sum()) for part in parts)
+        counts["n_predictions"] = laid - sum(len(part.rows.lengths) for part in parts)
+        fill = laid / max(counts["n_sequences"] * (self.length + 1), 1)
+        needed = self.length + 1 if self.split == "train" else 2  # other splits may be shorter: they are padded
+        if not counts["n_sequences"] or counts["n_tokens"] < needed:
+            where = f"corpus {self.prepared.corpus_name!r}, split {self.split!r}: it has {counts['n_tokens']} tokens"
+            raise UserError(f"{where}; one sequence needs at least {needed} with config.sequence_length={self.length}")
+        if len(known) < self.parts:
+            shards = self.prepared.shards
+            whole, seen = (sum(shards[n].size for n in numbers) for numbers in (self.shards, known))
+            counts = {name: round(number * whole / max(seen, 1)) for name, number in counts.items()} | {"estimated": True}
+        return counts | {"fill": fill}
+
+    def _digest(self) -> str:
+        """Of the content, or if not all of it is there before a run begins, of the sizes of the inputs."""
+        if self.parts == 1:
+            return self._opened(0).digest(bool(self.prepared.length))
+        if self.known:
+            return digest([self.length, self._digests(self.shards)])
+        inputs = (each for number in self.shards for each in self.prepared.shards[number].inputs)
+        names = [[PurePath(each.name).name, each.size] for each in inputs]
+        return digest([self.length, names, self.prepared.tokenizer.digest, self.prepared.length])
+
+    def _digests(self, numbers: list[int]) -> list[str]:
+        self.prepared.require(numbers)
+        found = [self.prepared.tokens(number, self.split) for number in numbers]
+        return [file.meta["digest"] if file else "" for file in found]
 
 
-def prepare(config: RunConfig, split: str, corpus: str, tokenizer: Tokenizer | None = None) -> PackedSplit:
-    """`split` of `corpus`, tokenised (by default with the tokenizer of `config.data`), packed and cached.
+def restored(parts: list[dict[str, np.ndarray]], places: list[np.ndarray]) -> dict[str, np.ndarray]:
+    """The rows of several batches in one, each at its place."""
+    order = np.argsort(np.concatenate(places))
+    return {name: np.concatenate([part[name] for part in parts])[order] for name in parts[0]}
+
+
+def prepare(
+    config: RunConfig, split: str, corpus: str, tokenizer: Tokenizer | None = None, seed: int | None = None
+) -> PackedSplit:
+    """`split` of `corpus`, tokenised (by default with the tokenizer of `config.data`) where it is not yet.
 
     Raises UserError if the corpus is too short.
 
     `.meta` holds n_sequences, n_tokens (with separators), n_predictions, n_documents, n_bytes and n_characters (of the text
     only), n_token_bytes (of its tokens, by the tokenizer's table), n_unknown and n_lost (coverage.py), fill, the share of
-    tokens that are not padding, and a digest of the sequences.
+    tokens that are not padding, and a digest of the sequences. With a `seed`, most are estimates of a
+    large corpus: see PackedSplit.
     """
+    open_split(corpus, split, config.data)
     tokenizer = tokenizer or tokenizer_for(config.data)
-    inputs = _inputs(config.data, split, corpus, tokenizer)
-    key = digest([inputs, config.sequence_length])
-
-    def build(directory: Path) -> None:
-        tokens = _tokens_directory(config.data, split, corpus, tokenizer, inputs)
-        _pack(tokens, directory, config, split, corpus)
-
-    return PackedSplit(
-        build_once(cache_root(config.data) / "packed" / f"{_name(corpus, split)}-{key}", build, complete)
-    )
+    prepared = Prepared(config.data, corpus, tokenizer, config.sequence_length)
+    return PackedSplit(prepared, split, config.sequence_length, seed)
 
 
 def stream_tokens(
@@ -82,157 +200,15 @@ def stream_tokens(
 ) -> tuple[np.ndarray, np.ndarray]:
     """All tokens of a split in order, int32[n], and the document number of each, int32[n].
 
-    A separator belongs to the document before it. The cache, separators, default `corpus` and default `tokenizer` are
-    those of `prepare`.
+    A separator belongs to the document before it. The default `corpus` and `tokenizer` are those of the config.
     """
     corpus = corpus or config.data.corpus[0]
+    open_split(corpus, split, config.data)
     tokenizer = tokenizer or tokenizer_for(config.data)
-    inputs = _inputs(config.data, split, corpus, tokenizer)
-    directory = _tokens_directory(config.data, split, corpus, tokenizer, inputs)
-    tokens, offsets = _read_tokens(directory)
-    return tokens.astype(np.int32), np.repeat(np.arange(len(offsets) - 1, dtype=np.int32), np.diff(offsets))
-
-
-def _inputs(data: DataConfig, split: str, corpus: str, tokenizer: Tokenizer) -> dict:
-    """All inputs that determine the tokens of a split, for the cache key."""
-    opened = open_split(corpus, split, data)
-    return {
-        "format": FORMAT,
-        "corpus": opened.identity(),
-        "split": split,
-        "tokenizer": tokenizer.digest,
-        "packing": data.packing,
-    }
-
-
-def _name(corpus: str, split: str) -> str:
-    return "".join(c if c.isalnum() else "_" for c in f"{corpus.partition(':')[0]}-{split}")
-
-
-def _tokens_directory(data: DataConfig, split: str, corpus: str, tokenizer: Tokenizer, inputs: dict) -> Path:
-    def build(directory: Path) -> None:
-        _tokenise(open_split(corpus, split, data), split, corpus, tokenizer, data, directory)
-
-    return build_once(cache_root(data) / "tokens" / f"{_name(corpus, split)}-{digest(inputs)}", build, complete)
-
-
-def _tokenise(opened, split: str, corpus: str, tokenizer: Tokenizer, data: DataConfig, directory: Path) -> None:
-    """Writes tokens.bin and offsets.bin.
-
-    Each document starts with begin_of_text if the tokenizer has one. end_of_text separates documents; with
-    data.packing='documents' it also ends the last one. In a stream, one token is both if they are the same.
-    """
-    dtype = np.uint16 if tokenizer.vocab_size < 2**16 else np.uint32  # the largest value is reserved for padding
-    separator = np.array([tokenizer.end_of_text], dtype).tobytes()
-    begin = [] if tokenizer.begin_of_text is None else [tokenizer.begin_of_text]
-    separator_begins = begin == [tokenizer.end_of_text] and data.packing == "stream"
-    lengths: list = []
-    count = dict.fromkeys(("n_bytes", "n_characters", "n_token_bytes", "n_unknown", "n_lost"), 0)
-    with (directory / "tokens.bin").open("wb") as file:
-        documents = _counted(opened.documents(split), count, f"tokenising {corpus} {split}", opened.n_bytes(split))
-        for ids, counts, starts in _encoded(documents, tokenizer, data.workers or os.cpu_count() or 1):
-            if starts and lengths:
-                file.write(separator)
-                lengths[-1] += 1
-            if starts:
-                own = [] if separator_begins and lengths else begin
-                file.write(np.array(own, dtype).tobytes())
-                lengths.append(len(own))
-            file.write(ids.astype(dtype).tobytes())
-            lengths[-1] += len(ids)
-            count["n_token_bytes"] += int(tokenizer.byte_lengths[ids].sum())
-            count |= {name: count[name] + number for name, number in counts.items()}
-        if lengths and data.packing == "documents":
-            file.write(separator)
-            lengths[-1] += 1
-    np.cumsum([0, *lengths], dtype=np.int64).tofile(directory / "offsets.bin")
-    held_out = getattr(opened, "holds_out", False) and split == "validation"
-    meta = {"corpus": corpus, "split": split, "held_out_of_train_by_hash": held_out, "dtype": np.dtype(dtype).name}
-    count |= {"n_tokens": sum(lengths), "n_documents": len(lengths)}
-    write_meta(directory, {**meta, **count})
-
-
-def _counted(documents: Iterator[bytes], count: dict, title: str, total: int) -> Iterator[bytes]:
-    """The non-empty documents. Adds their bytes and characters to `count` and shows the progress."""
-    with stage(title, total) as progress:
-        for text in filter(None, documents):
-            count["n_bytes"] += len(text)
-            # Every byte but a UTF-8 continuation byte (10xxxxxx) starts a character.
-            count["n_characters"] += int(np.count_nonzero(np.frombuffer(text, np.uint8) & 0xC0 != 0x80))
-            yield text
-            progress.update(len(text))
-
-
-def _encoded(documents: Iterator[bytes], tokenizer: Tokenizer, workers: int) -> Iterator[tuple[np.ndarray, dict, bool]]:
-    """The ids of each piece of each document in order with their coverage, and whether the piece starts a document. Encodes
-    in threads.
-
-    Threads suffice because the tokenizer libraries release the GIL. Processes would need importable code, a fork next
-    to JAX, or a guard `if __name__ == "__main__"`.
-    """
-
-    def encode(piece: bytes, starts: bool) -> tuple[np.ndarray, dict, bool]:
-        ids = tokenizer.encode(piece)
-        return ids, coverage.counts(tokenizer, piece, ids), starts
-
-    waiting: deque = deque()
-    with ThreadPoolExecutor(workers) as pool:
-        for text in documents:
-            for number, piece in enumerate(tokenizer.pieces(text)):
-                waiting.append(pool.submit(encode, piece, number == 0))
-                if len(waiting) > 4 * workers:
-                    yield waiting.popleft().result()
-        for each in waiting:
-            yield each.result()
-
-
-def _read_tokens(directory: Path) -> tuple[np.ndarray, np.ndarray]:
-    meta = read_meta(directory)
-    dtype = np.dtype(meta["dtype"])
-    with open_to_read(inside(directory, "tokens.bin")) as file:
-        tokens = np.memmap(file, dtype, "r") if meta["n_tokens"] else np.zeros(0, dtype)
-    # Slices of an array are several times as fast as those of a memmap.
-    with open_to_read(inside(directory, "offsets.bin")) as file:
-        return np.asarray(tokens), np.fromfile(file, np.int64)
-
-
-def _pad(dtype) -> int:
-    return int(np.iinfo(dtype).max)
-
-
-def _pack(source: Path, directory: Path, config: RunConfig, split: str, corpus: str) -> None:
-    length = config.sequence_length
-    tokens, offsets = _read_tokens(source)
-    needed = length + 1 if split == "train" else 2  # other splits may be shorter than a sequence: they are padded
-    if len(tokens) < needed:
-        raise UserError(
-            f"corpus {corpus!r}, split {split!r}: it has {len(tokens)} tokens; one sequence needs at least {needed}"
-            f" with config.sequence_length={length}"
-        )
-    dtype = tokens.dtype
-    if config.data.packing == "documents":
-        dtype = dtype if length < _pad(dtype) else np.dtype(np.uint32)  # the rows also hold segment ids
-        rows = packing.document_rows(tokens, offsets, length, _pad(dtype))
-    else:
-        rows = packing.stream_rows(tokens, length, _pad(dtype), keep_last=split != "train")
-    writer = RowWriter(directory / _ROWS)
-    filled = segments = 0
-    pad = _pad(dtype)
-    with stage(f"packing {corpus} {split}", len(tokens), "tokens") as progress:
-        for row in map(np.atleast_2d, rows):
-            writer.write(row.astype(dtype).tobytes())
-            real = int(np.count_nonzero(row[0] != pad))
-            documents = int(row[1].max()) if len(row) == 2 else 1
-            filled += real
-            segments += documents
-            progress.update(real - documents)  # the last token of a row is the first one of the next
-        writer.close()
-    meta = {name: value for name, value in read_meta(source).items() if name != "files"}
-    meta |= {"packing": config.data.packing, "sequence_length": length, "dtype": dtype.name}
-    meta |= {
-        "n_sequences": writer.count,
-        "n_predictions": filled - segments,
-        "digest": writer.digest,
-        "fill": filled / (writer.count * (length + 1)),
-    }
-    write_meta(directory, meta)
+    prepared = Prepared(config.data, corpus, tokenizer, config.sequence_length)
+    numbers = [shard.number for shard in prepared.corpus.shards_with(split)]
+    prepared.require(numbers)
+    files = [file for number in numbers if (file := prepared.tokens(number, split))]
+    sizes = np.concatenate([np.zeros(0, np.uint32), *(file.sizes for file in files)])
+    tokens = np.concatenate([np.zeros(0, np.int32), *(file.tokens().astype(np.int32) for file in files)])
+    return tokens, np.repeat(np.arange(len(sizes), dtype=np.int32), sizes)

@@ -7,7 +7,8 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
-from typing import TYPE_CHECKING, TypeAlias
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -15,6 +16,7 @@ from xfresearch.data import packed
 from xfresearch.data.labelled import LabelledSplit
 from xfresearch.data.labels import has_labels
 from xfresearch.data.objectives import Corrupted, generators, objective_of, row_length
+from xfresearch.data.order import Order
 from xfresearch.data.packed import PackedSplit, stream_tokens
 from xfresearch.data.tokenizers import Tokenizer, tokenizer_for
 from xfresearch.options.run_options import RunConfig
@@ -25,16 +27,19 @@ if TYPE_CHECKING:
 
 __all__ = ["Batches", "LabelledSplit", "PackedSplit", "Prefetch", "evaluation_batches", "prepare", "stream_tokens"]
 
+_ENDLESS = 1 << 50  # rows
+
 Split: TypeAlias = "PackedSplit | LabelledSplit | Corrupted | PairedSplit | TaskSplit"
 
 
 def prepare(
-    config: RunConfig, split: str, corpus: str | None = None, tokenizer: Tokenizer | None = None
+    config: RunConfig, split: str, corpus: str | None = None, tokenizer: Tokenizer | None = None, seed: int | None = None
 ) -> Split:
     """The sequences of `split` of `corpus` (default: the first of config.data.corpus), read by index.
 
-    Text is tokenised (by default with the tokenizer of config.data), packed and cached first. Raises UserError if it is
-    too short or if the corpus has no such split.
+    Text is tokenised first (by default with the tokenizer of config.data); with the `seed` of an order, not all of it is:
+    see PackedSplit.
+    Raises UserError if it is too short or if the corpus has no such split.
     """
     corpus = corpus or config.data.corpus[0]
     if has_labels(corpus):
@@ -45,7 +50,7 @@ def prepare(
         return pair_splits.prepare(config, split, corpus, tokenizer)
     tokenizer = tokenizer or tokenizer_for(config.data)
     objective = objective_of(config, tokenizer)
-    rows = packed.prepare(replace(config, sequence_length=row_length(config)), split, corpus, tokenizer)
+    rows = packed.prepare(replace(config, sequence_length=row_length(config)), split, corpus, tokenizer, seed)
     return Corrupted(rows, objective) if objective else rows
 
 
@@ -54,29 +59,51 @@ class Batches:
 
     def __init__(self, config: RunConfig, seed: int | None = None, tokenizer: Tokenizer | None = None):
         self.config = config
-        self.corpora = [prepare(config, "train", corpus, tokenizer) for corpus in config.data.corpus]
         self._seed = config.seed if seed is None else seed
-        self._order = _order(self.corpora, config.data.weights, self._seed)
+        self._seeds = np.random.SeedSequence(self._seed).generate_state(len(config.data.corpus)).tolist()
+        named = zip(config.data.corpus, self._seeds, strict=True)
+        self.corpora = [prepare(config, "train", corpus, tokenizer, seed) for corpus, seed in named]
+        self._mixture = _mixture(len(self.corpora), config.data.weights)
+
+    @cached_property
+    def _orders(self) -> list[Order]:
+        """Of each corpus. The first one that is asked for a row waits for the shards of its first window."""
+        return [Order(corpus, seed) for corpus, seed in zip(self.corpora, self._seeds, strict=True)]
 
     def batch(self, step: int, rows: Sequence[int] | np.ndarray | None = None) -> dict[str, np.ndarray]:
         """Arrays [batch_size, L] of `step`, or only the given `rows` of them; no other row is read."""
         size = self.config.batch_size
         rows = range(size) if rows is None else rows
         places = np.array([step * size + int(row) for row in rows])  # among all rows of the run
-        picks = np.array([self._order[place] for place in places.tolist()])
-        parts = []
-        for number, corpus in enumerate(self.corpora):
-            chosen = np.flatnonzero(picks[:, 0] == number)
-            if len(chosen):
-                parts.append((chosen, self._read(corpus, picks[chosen, 1], places[chosen])))
-        # The parts are grouped by corpus; `restore` puts their rows back in the order of the batch.
-        restore = np.argsort(np.concatenate([chosen for chosen, _ in parts]))
-        return {name: np.concatenate([part[name] for _, part in parts])[restore] for name in parts[0][1]}
+        picks = np.array([self._pick(place) for place in places.tolist()])
+        parts, chosen = [], []
+        for number, shard in np.unique(picks[:, :2], axis=0).tolist():
+            chosen.append(np.flatnonzero((picks[:, 0] == number) & (picks[:, 1] == shard)))
+            parts.append(self._read(self.corpora[number], shard, picks[chosen[-1], 2], places[chosen[-1]]))
+        return packed.restored(parts, chosen)
 
-    def _read(self, corpus: Split, indices, places) -> dict[str, np.ndarray]:
+    def _pick(self, place: int) -> tuple[int, int, int]:
+        """The corpus, the shard and the row of a place among all rows of the run."""
+        number, index = self._mixture[place]
+        return number, *self._orders[number][index]
+
+    def read_before(self, step: int) -> dict[str, str]:
+        """Digests of the shards that decide the batches before a step, of the corpora whose own digest does not have them:
+        a run that resumes must find them again."""
+        found = {}
+        for number, (name, corpus) in enumerate(zip(self.config.data.corpus, self.corpora, strict=True)):
+            split = corpus.split if isinstance(corpus, Corrupted) else corpus
+            if isinstance(split, PackedSplit) and not split.known:
+                places = (self._mixture[place] for place in range(step * self.config.batch_size - 1, -1, -1))
+                last = next((index for of, index in places if of == number), -1)
+                order = Order(split, self._seeds[number])  # another thread reads by the run's own
+                found[f"train split of {name}, as read"] = split.content(order.read_before(last + 1))
+        return found
+
+    def _read(self, corpus: Split, shard: int, indices, places) -> dict[str, np.ndarray]:
         if isinstance(corpus, Corrupted):  # every epoch draws anew what a model sees of a row
-            return corpus.read(indices, generators(self._seed, places))
-        return corpus.read(indices)
+            return corpus.objective(corpus.split.part(shard).read(indices), generators(self._seed, places))
+        return corpus.part(shard).read(indices)
 
     def bytes_per_token(self) -> float | None:
         """Bytes of text that come back per token of these batches, on average; None if there are none, or if the loss is not
@@ -185,13 +212,9 @@ def _pad_rows(values: np.ndarray, real: np.ndarray) -> np.ndarray:
     return padded
 
 
-def _order(corpora: list[Split], weights: tuple[float, ...], seed: int):
-    """An endless grain MapDataset of (corpus, sequence) index pairs."""
+def _mixture(corpora: int, weights: tuple[float, ...]) -> Any:
+    """A sequence without end: the corpus of each row of a run, and the row's place among those of the corpus."""
     import grain
 
-    seeds = np.random.SeedSequence(seed).generate_state(len(corpora))
-    orders = []
-    for number, (corpus, corpus_seed) in enumerate(zip(corpora, seeds, strict=True)):
-        shuffled = grain.MapDataset.range(len(corpus)).shuffle(seed=int(corpus_seed))
-        orders.append(shuffled.map(lambda i, number=number: (number, i)).repeat())
-    return orders[0] if len(orders) == 1 else grain.MapDataset.mix(orders, weights or None)
+    places = [grain.MapDataset.range(_ENDLESS).map(lambda i, number=number: (number, i)) for number in range(corpora)]
+    return places[0] if corpora == 1 else grain.MapDataset.mix(places, weights or None)

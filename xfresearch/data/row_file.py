@@ -12,7 +12,8 @@ class RowWriter:
     def __init__(self, path: Path):
         from array_record.python.array_record_module import ArrayRecordWriter
 
-        self._writer = ArrayRecordWriter(str(path), "group_size:1")
+        # snappy takes a third of the time of zstd, and leaves less than the two bytes that a token of a BPE has
+        self._writer = ArrayRecordWriter(str(path), "group_size:1,snappy")
         self._content = hashlib.sha256()
         self.count = 0
 

@@ -1,8 +1,9 @@
-"""The text sources of the built-in corpora: the documents of each split, before TFDS stores them.
+"""The text sources of the built-in corpora: the documents of each split.
 
-A text source has `splits`, `identity()` (a JSON value that changes whenever its documents change, and is cheap to
-compute) and `documents(split)`, the UTF-8 documents in order. With `one_stream`, data.packing='stream' joins the
-documents without a separator.
+A source that knows its splits has `splits`, `identity()` (a JSON value that changes whenever its documents change, and is
+cheap to compute), `documents(split)`, the UTF-8 documents in order, and `n_bytes(split)`, about how many these are. With
+`one_stream`, data.packing='stream' joins the documents without a separator. Any other source has `splits`, the `inputs`
+(corpus_inputs.py), and `divide(shard)`, each document of a shard with its split.
 """
 
 import hashlib
@@ -14,15 +15,18 @@ import tokenize
 from array import array
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import pairwise
 from pathlib import Path
 
+from xfresearch.data.cache import content_of
 from xfresearch.data.corpus_files import READER, find_files, read_documents
+from xfresearch.data.corpus_inputs import Input, Shard
 from xfresearch.data.download import Published
 from xfresearch.runtime.errors import UserError
 
 SPLITS = ("train", "validation", "test")
+_known_splits: dict[str, list[str]] = {}  # by the inputs of a shard
 _ENDS = {"train": 0.90, "validation": 0.95, "test": 1.0}
 
 
@@ -53,6 +57,9 @@ class PythonStdlib:
     def identity(self) -> dict:
         sizes = [(name, (self.root / name).stat().st_size) for name in self._names]
         return {"python": sys.version.split()[0], "files": hashlib.sha256(repr(sizes).encode()).hexdigest()}
+
+    def n_bytes(self, split: str) -> int:
+        return sum((self.root / name).stat().st_size for name in self._names if split_of(name.encode()) == split)
 
     def documents(self, split: str) -> Iterator[bytes]:
         seen = set()
@@ -86,7 +93,8 @@ def _python_source(path: Path) -> bytes:
 
 
 class TextFiles:
-    """Local files. Split by the hash of each document's text; one or two documents are cut 90/5/5 at line ends."""
+    """Local files, each an input. Of the shards that sample, the hash of a document's text decides its split; one or two
+    documents are cut 90/5/5 at line ends. All other shards are for training."""
 
     splits = SPLITS
     one_stream = False
@@ -95,30 +103,40 @@ class TextFiles:
         self.files = find_files(path, f"text_files:{path}", links)
         self.field = field
 
-    def identity(self) -> dict:
-        stats = [(str(path.absolute()), path.stat()) for path in self.files]
-        # An edit may keep the size and set the time of modification back, but not that of the change.
-        files = [[name, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns] for name, stat in stats]
-        return {"reader": READER, "field": self.field, "files": files}
-
-    def documents(self, split: str) -> Iterator[bytes]:
-        cut = len(self._split_by_document) <= 2
-        for text, assigned in zip(self._all(), self._split_by_document, strict=True):
-            if cut:
-                yield from filter(None, [cut_at_lines(text)[split]])
-            elif assigned == split:
-                yield text
-
-    def _all(self) -> Iterator[bytes]:
-        return (text for path in self.files for text in read_documents(path, self.field) if text)
-
     @cached_property
-    def _split_by_document(self) -> list[str]:
-        shares = array("d", map(_share, self._all()))  # of millions of documents: eight bytes for each
-        splits = [_split_at(share) for share in shares]
-        if len(shares) > 2:
-            _fill_empty_splits(splits, shares)
-        return splits
+    def inputs(self) -> list[Input]:
+        return [self._input(path) for path in self.files]
+
+    def _input(self, path: Path) -> Input:
+        def version() -> list:
+            stat = path.stat()
+            # An edit may keep the size and set the time of modification back, but not that of the change.
+            return [READER, self.field, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns]
+
+        read = partial(read_documents, path, self.field)
+        return Input(str(path.absolute()), path.stat().st_size, read, version, partial(content_of, path))
+
+    def divide(self, shard: Shard) -> Iterator[tuple[str, bytes]]:
+        if not shard.samples:
+            yield from (("train", text) for text in shard.documents())
+            return
+        splits = self._splits(shard)
+        for split, text in zip(splits, shard.documents(), strict=False):  # making.py finds that an input has changed
+            if len(splits) > 2:
+                yield split, text
+            else:
+                yield from ((part, cut) for part, cut in cut_at_lines(text).items() if cut)
+
+    def _splits(self, shard: Shard) -> list[str]:
+        """The split of each document of a shard that samples, found once in a process."""
+        key = repr([each.found for each in shard.inputs])
+        if key not in _known_splits:
+            shares = array("d", map(_share, shard.documents()))  # of millions of documents: eight bytes for each
+            splits = [_split_at(share) for share in shares]
+            if len(shares) > 2:
+                _fill_empty_splits(splits, shares)
+            _known_splits[key] = splits
+        return _known_splits[key]
 
 
 def _fill_empty_splits(splits: list[str], shares: Sequence[float]) -> None:
@@ -176,6 +194,9 @@ class Wikitext2:
     def identity(self) -> dict:
         return {split: file.checksum for split, file in self.files.items()}
 
+    def n_bytes(self, split: str) -> int:
+        return 10_800_000 if split == "train" else 1_200_000
+
     def documents(self, split: str) -> Iterator[bytes]:
         text = self.files[split].read(self.manual_dir, self.root)
         starts = [0, *[match.start() for match in self._article.finditer(text)][1:], len(text)]
@@ -204,6 +225,9 @@ class HutterPrize:
 
     def identity(self) -> dict:
         return {"checksum": self.file.checksum}
+
+    def n_bytes(self, split: str) -> int:
+        return 90_000_000 if split == "train" else 5_000_000
 
     def documents(self, split: str) -> Iterator[bytes]:
         text = self.file.read(self.manual_dir, self.root)

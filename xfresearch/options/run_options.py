@@ -32,7 +32,12 @@ class DataConfig:
     links: Literal["inside", "anywhere"] = option(
         "inside", "links in a directory of a corpus that are followed: those that stay inside it, or any", decides="machine"
     )
-    workers: int = option(0, "tokenisation threads; 0 for one per core", low=0, decides="machine")
+    shards: str = option(
+        "",
+        "folder or bucket of prepared shards that hosts share; '' for the cache",
+        decides="machine",
+    )
+    workers: int = option(0, "processes that prepare text; 0 for one per core", low=0, decides="machine")
     prefetch: int = option(4, "batches that are prepared in advance", low=1, decides="machine")
 
 

@@ -22,10 +22,16 @@ def add_flag(add: Callable, part: str) -> None:
     add("--job", metavar="I", help=text)
 
 
+def job_number() -> int | None:
+    """The number of this job in its array; None outside of one."""
+    text = next((os.environ[name] for name in NUMBERS if name in os.environ), "")
+    return int(text) if text.isdecimal() else None
+
+
 def chosen(parts: Sequence[Part], text: str) -> Part:
     """The part with the number that --job gives. Raises UserError if there is none."""
     if text == "auto":
-        text = next((os.environ[name] for name in NUMBERS if name in os.environ), text)
+        text = str(job_number() if job_number() is not None else text)
     if not text.isdecimal() or int(text) >= len(parts):
         allowed = f"at least 0 and at most {len(parts) - 1}, '{COUNT}', or 'auto' in a job that has {' or '.join(NUMBERS)}"
         raise UserError(f"--job={text} is not allowed: it must be {allowed}")

@@ -27,6 +27,7 @@ class Stage:
         self.total = None if total is None else int(total)  # that of tensorflow_datasets cannot be added to a float
         self.unit = unit
         self.done = 0
+        self.note = ""  # more about what is done
         self._began = self._printed = time.monotonic()
         self._bar: Any = None  # of tqdm
 
@@ -42,7 +43,12 @@ class Stage:
         """'tokenising notes train: 12.3 MB of 102 MB, 12.0 s'."""
         total = f" of {amount(self.total, self.unit)}" if running and self.total else ""
         done = f"{amount(self.done, self.unit)}{total}, " if self.done else ""
-        return f"{self.title}: {done}{time.monotonic() - self._began:.1f} s"
+        seconds = time.monotonic() - self._began
+        if running and self.total and self.note and self.done:
+            left = (self.total - self.done) * seconds / self.done
+            rate = amount(round(self.done / max(seconds, 1e-9)), self.unit)
+            done += f"{self.done / self.total:.0%}, {rate}/s, {left:,.0f} s left, {self.note}, "
+        return f"{self.title}: {done}{seconds:.1f} s"
 
     def show(self) -> None:
         """Shows the progress if it is time to."""
@@ -59,6 +65,7 @@ class Stage:
             scale = {"unit": self.unit, "unit_scale": self.unit == "B"}
             self._bar = bar(desc=self.title, total=self.total, bar_format=layout, leave=False, **scale)
         self._bar.n, self._bar.total = self.done, self.total
+        self._bar.set_postfix_str(self.note, refresh=False)
         self._bar.refresh()
 
     def close(self) -> None:

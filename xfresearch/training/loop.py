@@ -104,7 +104,8 @@ class Trainer:
         if meta and fork and distributed.first():
             say_changes(saved_config(workdir), config, self.start)
         if meta and not fork:
-            manifest.require_same(workdir, self.start, meta.get("manifest", {}), self.manifest)
+            now = self.manifest | self.batches.read_before(self.start)
+            manifest.require_same(workdir, self.start, meta.get("manifest", {}), now)
         restore_clock(self.clock, self.workdir, meta)
         self.health = Health(config.training, meta.get("skipped", []))
         self._restore_evaluations(meta)
@@ -282,9 +283,9 @@ class Trainer:
         with self.clock.measure("checkpoint"):
             self.log.sync()
             meta = {"clock": self.clock.state(), "saved_at": time.time(), "evaluation": self.last_evaluation}
-            meta |= {"manifest": self.manifest, "unmeasured": self.unmeasured, "evaluated": self.evaluated}
+            meta |= {"manifest": self.manifest | self.batches.read_before(step), "skipped": self.health.skipped}
             meta |= {"best": self.best, "best_text": self.best_text, "evaluated_text": self.evaluated_text}
-            meta |= {"skipped": self.health.skipped}
+            meta |= {"unmeasured": self.unmeasured, "evaluated": self.evaluated}
             if in_memory:
                 reason = self.emergency.save(step, self.state, meta)
             else:

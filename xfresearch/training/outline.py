@@ -63,7 +63,8 @@ def data_line(config: Config, train: list, held_out) -> str:
 def _size(meta: dict) -> str:
     if meta["n_sequences"] == ENDLESS:
         return "sequences without end"
-    text = f"{amount(meta['n_bytes'], 'B')}, " if meta.get("n_bytes") else ""
+    about = "about " if meta.get("estimated") else ""
+    text = f"{about}{amount(meta['n_bytes'], 'B')}, " if meta.get("n_bytes") else about
     left = [f"{meta[f'n_{kind}']:,} {kind} pairs" for kind in ("longer", "empty") if meta.get(f"n_{kind}")]
     notes = [f"without {' and '.join(left)}" if left else "", coverage.words(coverage.shares(meta))]
     noted = f" ({'; '.join(filter(None, notes))})" if any(notes) else ""

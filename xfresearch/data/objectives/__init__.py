@@ -62,6 +62,7 @@ class Corrupted:
     def __init__(self, split: PackedSplit, objective: Objective):
         self.split, self.objective = split, objective
         self.meta, self.digest, self.byte_scale = split.meta, split.digest, split.byte_scale
+        self.parts, self.rows_of = split.parts, split.rows_of
 
     def __len__(self) -> int:
         return len(self.split)

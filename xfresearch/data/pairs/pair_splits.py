@@ -14,6 +14,7 @@ import numpy as np
 from xfresearch.data import coverage
 from xfresearch.data.cache import build_once, cache_root, complete, digest, read_meta, write_meta
 from xfresearch.data.corpora import open_split
+from xfresearch.data.order import OnePart
 from xfresearch.data.pairs import pair_packing
 from xfresearch.data.pairs.pair_files import PairFiles
 from xfresearch.data.pairs.pair_packing import Pair
@@ -78,7 +79,7 @@ def prepare(config: RunConfig, split: str, corpus: str, tokenizer: Tokenizer | N
     return PairedSplit(build_once(target, build, complete), lengths, tokenizer.decoder_start)
 
 
-class PairedSplit:
+class PairedSplit(OnePart):
     """A split of pairs from files, in an ArrayRecord file. It has the interface of packed.PackedSplit."""
 
     byte_scale = 1.0
@@ -99,7 +100,7 @@ class PairedSplit:
         return pair_packing.unpack(rows, *self.lengths, self.start)
 
 
-class TaskSplit:
+class TaskSplit(OnePart):
     """A split of a task. Row i has its pair i and, if rows are packed, more pairs while they fit. Longer pairs are left
     out."""
 

@@ -6,7 +6,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from xfresearch.data.cache import digest
-from xfresearch.data.corpora import open_corpus, open_split
+from xfresearch.data.corpora import TextCorpus, open_corpus, open_split
 from xfresearch.data.tokenizers.hugging_face import END_OF_TEXT
 from xfresearch.options.run_options import DataConfig
 from xfresearch.runtime.progress import stage
@@ -56,8 +56,10 @@ def _sample(data: DataConfig) -> Iterator[str]:
     """Evenly spaced pieces of the train splits, about SAMPLE_BYTES in total at most, so that training is fast."""
     for corpus in data.corpus:
         opened = open_split(corpus, "train", data)
-        every = math.ceil(opened.n_bytes("train") * len(data.corpus) / SAMPLE_BYTES)
-        pieces = (
-            text[start : start + _PIECE] for text in opened.documents("train") for start in range(0, len(text), _PIECE)
-        )
+        if isinstance(opened, TextCorpus):
+            texts, size = opened.sample("train")
+        else:
+            texts, size = opened.documents("train"), opened.n_bytes("train")
+        every = max(1, math.ceil(size * len(data.corpus) / SAMPLE_BYTES))
+        pieces = (text[start : start + _PIECE] for text in texts for start in range(0, len(text), _PIECE))
         yield from (piece.decode("utf-8", "ignore") for n, piece in enumerate(pieces) if n % every == 0)

@@ -1,0 +1,96 @@
+"""The inputs of a corpus, and the shards that they are prepared in.
+
+An input is a part of a corpus that can be opened by itself: a file, a part of one, or all documents of a split. A shard is
+prepared from consecutive inputs, by one process. The shards are a pure function of the names and sizes of the inputs, so
+that all processes and hosts have the same.
+
+A new kind of source gives a list of inputs, and nothing else changes: see text_sources.TextFiles.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+
+LEAST, MOST, SHARDS = 16 << 20, 256 << 20, 64  # a shard has a 64th of the inputs, but at least and at most so many bytes
+SAMPLES = 4  # shards that hold out documents, and by which all of a large corpus is estimated before it is prepared
+
+
+@dataclass(frozen=True)
+class Input:
+    """`size` is about what is read, in bytes. `version()` is a JSON value that changes whenever the documents change, and is
+    cheap to find; `digest()` is that of the content. `split` has all documents, or is '' if each has its own."""
+
+    name: str
+    size: int
+    read: Callable[[], Iterator[bytes]]
+    version: Callable[[], Any]
+    digest: Callable[[], str]
+    split: str = ""
+
+    @cached_property
+    def found(self) -> list:
+        """Its name, size and version when they were first asked for."""
+        return [self.name, self.size, self.version()]
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Consecutive inputs of one split, or of documents that each have their own. `samples`: it holds out documents."""
+
+    number: int
+    inputs: tuple[Input, ...]
+    samples: bool
+
+    @cached_property
+    def size(self) -> int:
+        return sum(each.size for each in self.inputs)
+
+    @property
+    def split(self) -> str:
+        return self.inputs[0].split
+
+    def has(self, split: str) -> bool:
+        """Whether documents of `split` may be in it. Those that are held out are only in shards that sample."""
+        return self.split == split if self.split else self.samples or split == "train"
+
+    def documents(self) -> Iterator[bytes]:
+        return (text for each in self.inputs for text in each.read() if text)
+
+
+def shards_of(inputs: Sequence[Input]) -> list[Shard]:
+    """The shards of a corpus, in order. Of each split, SAMPLES evenly spaced ones sample."""
+    shards: list[Shard] = []
+    for _, group in groupby(inputs, key=lambda each: each.split):
+        parts = _divided(list(group))
+        sampled = {len(parts) * number // SAMPLES for number in range(SAMPLES)}
+        shards += [Shard(len(shards) + i, tuple(part), i in sampled) for i, part in enumerate(parts)]
+    return shards
+
+
+def _divided(inputs: list[Input]) -> list[list[Input]]:
+    """Consecutive inputs in parts of about the same size."""
+    wanted = int(np.clip(sum(each.size for each in inputs) // SHARDS, LEAST, MOST))
+    parts: list[list[Input]] = [[]]
+    for each in inputs:
+        if parts[-1] and sum(one.size for one in parts[-1]) + each.size // 2 > wanted:
+            parts.append([])
+        parts[-1].append(each)
+    return parts if inputs else []
+
+
+def of_splits(source, name: str) -> list[Input]:
+    """The inputs of a source that knows its splits: one for each."""
+
+    def digest() -> str:
+        return hashlib.sha256(json.dumps(source.identity(), sort_keys=True).encode()).hexdigest()
+
+    return [
+        Input(f"{name} {split}", source.n_bytes(split), partial(source.documents, split), source.identity, digest, split)
+        for split in source.splits
+    ]
