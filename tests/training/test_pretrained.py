@@ -64,11 +64,11 @@ def make_file(place):
 )
 def test_the_model_the_tokenizer_and_the_parameters_are_those_of_the_path(tmp_path, make, kind, step):
     path = make(tmp_path)
-    config, params, records = loaded(path)
+    config, params, origin = loaded(path)
     lm = xf.load(path)
     assert config.model == lm.config and tokenizer_for(config.data).digest == lm.tokenizer.digest
     jax.tree.map(np.testing.assert_array_equal, params, lm.params)
-    assert [(each["path"], each["kind"], each["step"]) for each in records] == [(str(path), kind, step)]
+    assert [(each["path"], each["kind"], each["step"]) for each in origin.lineage] == [(str(path), kind, step)]
 
 
 @pytest.mark.parametrize(

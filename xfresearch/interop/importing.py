@@ -70,7 +70,7 @@ def load(folder: Path, mesh=None, dtype: str = "", allow_nonfinite: bool = False
     model = with_dtype(header.model, dtype)
     if model.param_dtype == "float64":
         jax.config.update("jax_enable_x64", True)
-    params, bare = read_params(folder, header, abstract_params(model, mesh), allow_nonfinite)
+    params = read_params(folder, header, abstract_params(model, mesh), allow_nonfinite)
     tokenizer = read_tokenizer(folder)
     data = DataConfig(tokenizer=str(folder)) if tokenizer else DataConfig()
     if model.encoder:
@@ -78,10 +78,20 @@ def load(folder: Path, mesh=None, dtype: str = "", allow_nonfinite: bool = False
     elif not model.causal:
         data = replace(data, objective=Masked())
     run = Config(model=model, sequence_length=model.max_length, source_length=model.source_length, data=data)
+    return Imported(model, params, tokenizer, run, source_of(folder, header, tokenizer))
+
+
+def source_of(folder: Path, header: Header, tokenizer: Tokenizer | None) -> Source:
+    """What the folder has beside the model's config and parameters, with which an export reproduces it."""
     other_dtypes = {name: tensor.dtype for name, tensor in header.stored.items() if tensor.dtype != header.dtype}
     digest = tokenizer.digest if tokenizer else ""
-    source = Source(header.config, header.dtype, other_dtypes, bare, digest, small_files(folder))
-    return Imported(model, params, tokenizer, run, source)
+    return Source(header.config, header.dtype, other_dtypes, is_bare(header), digest, small_files(folder))
+
+
+def is_bare(header: Header) -> bool:
+    """Whether the folder's tensor names lack the family's prefix."""
+    prefix = header.family.prefix
+    return bool(prefix) and not any(name.startswith(prefix) for name in header.stored)
 
 
 def read_header(folder: Path) -> Header:
@@ -124,8 +134,8 @@ def read_tokenizer(folder: Path):
     return load_tokenizer(folder) if has_tokenizer(folder) else None
 
 
-def read_params(folder: Path, header: Header, abstract: dict, allow_nonfinite: bool = False) -> tuple[dict, bool]:
-    """The parameters, with the shardings of `abstract`, and whether the folder's tensor names lack the family's prefix.
+def read_params(folder: Path, header: Header, abstract: dict, allow_nonfinite: bool = False) -> dict:
+    """The parameters, with the shardings of `abstract`.
 
     Shows a progress bar in bytes. Raises UserError if our model cannot express the tensors; nothing is dropped silently.
     Raises UserError, too, for a value that is NaN or infinite; with `allow_nonfinite` that is a warning.
@@ -135,8 +145,7 @@ def read_params(folder: Path, header: Header, abstract: dict, allow_nonfinite: b
     leaves = {path_name(path): leaf for path, leaf in with_paths}
     shapes = {path: leaf.shape for path, leaf in leaves.items()}
     expected = {mapping.name: mapping for mapping in mappings(family, model, shapes)}
-    bare = bool(family.prefix) and not any(name.startswith(family.prefix) for name in stored)
-    if bare:
+    if is_bare(header):
         expected = {name.removeprefix(family.prefix): mapping for name, mapping in expected.items()}
     copies = copies_of(family, model, expected)
     stored = with_originals(stored, copies)
@@ -151,7 +160,8 @@ def read_params(folder: Path, header: Header, abstract: dict, allow_nonfinite: b
             check_finite(stored[name], tensor, allow_nonfinite)
             fill(shards, mapping, tensor)
             bar.update(stored[name].bytes)
-    return jax.tree.unflatten(structure, [shards.pop(path).array() for path in leaves]), bare
+    read: dict = jax.tree.unflatten(structure, [shards.pop(path).array() for path in leaves])
+    return read
 
 
 def check(

@@ -5,7 +5,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from xfresearch.runtime.errors import UserError
-from xfresearch.runtime.files import exists, files_in, inside, read_bytes, read_object, write_bytes, write_text
+from xfresearch.runtime.files import (
+    exists,
+    files_in,
+    inside,
+    read_bytes,
+    read_object,
+    remove,
+    remove_files,
+    write_bytes,
+    write_text,
+)
 from xfresearch.runtime.schema import ANY, check
 
 FILE = "huggingface.json"  # in the run's directory
@@ -37,6 +47,16 @@ class Source:
         write_text(directory / FILE, json.dumps(known, indent=2) + "\n")
 
 
+def replace(directory: Path, source: Source | None) -> None:
+    """Writes the record of `source` in place of one that may be there; without a source, there is none afterwards."""
+    kept = source.files if source else {}
+    remove_files(directory, FILES, wrote=lambda name: is_kept(name) and name not in kept)
+    if source:
+        source.save(directory)
+    elif exists(record := inside(directory, FILE)):
+        remove(record)
+
+
 def load(directory: Path) -> Source | None:
     """The source of the model saved in `directory`; None if it was not imported from a Hugging Face folder."""
     file = inside(directory, FILE)
@@ -53,7 +73,12 @@ def small_files(*folder) -> dict[str, bytes]:
     """{name: content} of the files that belong to the model, except config.json and the weights. The folder is given as the
     arguments of files.inside."""
     files = files_in(*folder)
-    return {file.name: read_bytes(file) for file in files if file.name in NAMES or file.suffix == ".model"}
+    return {file.name: read_bytes(file) for file in files if is_kept(file.name)}
+
+
+def is_kept(name: str) -> bool:
+    """Whether a file of this name belongs to the model."""
+    return name in NAMES or name.endswith(".model")
 
 
 def object_in(files: dict[str, bytes], name: str) -> dict:

@@ -14,6 +14,7 @@ from xfresearch.checkpoints import store
 from xfresearch.checkpoints.validity import Unusable, newest_good
 from xfresearch.data.tokenizers import has_tokenizer, load_tokenizer
 from xfresearch.interop import folder
+from xfresearch.interop.source import Source
 from xfresearch.interop.source import load as load_source
 from xfresearch.loading import edits
 from xfresearch.loading.language_model import LanguageModel, Params
@@ -80,6 +81,7 @@ class Stored(NamedTuple):
     model: ModelConfig
     tokenizer: str  # path of its tokenizer; '' if it has none
     read: Callable[[Params], tuple[int | None, Params]]  # abstract parameters -> a run's step, parameters so sharded
+    source: Callable[[], Source | None]  # the record of the Hugging Face folder that it came from, if any
 
 
 def stored(path: str | PathLike[str]) -> Stored:
@@ -90,18 +92,24 @@ def stored(path: str | PathLike[str]) -> Stored:
 
         layout, run = llama2c.read_header(Path(located))
         weights = partial(llama2c.read_params, Path(located), layout)
-        return Stored("llama2.c file", located, run.model, run.data.tokenizer, lambda abstract: (None, weights(abstract)))
+        of_file = "llama2.c file", located, run.model, run.data.tokenizer
+        return Stored(*of_file, lambda abstract: (None, weights(abstract)), lambda: None)
     if folder.is_folder(located):
         from xfresearch.interop import importing
 
         header = importing.read_header(located)
         tokenizer = str(located) if has_tokenizer(located) else ""
         read = partial(importing.read_params, located, header)
-        return Stored("Hugging Face folder", located, header.model, tokenizer, lambda abstract: (None, read(abstract)[0]))
+        of_folder = "Hugging Face folder", located, header.model, tokenizer
+
+        def source() -> Source:
+            return importing.source_of(located, header, importing.read_tokenizer(located))
+
+        return Stored(*of_folder, lambda abstract: (None, read(abstract)), source)
     model = read_json(inside(located, "config.json")).model
     _require_step(located, step)  # a mistake shows before the data are prepared
     tokenizer = str(inside(located, "tokenizer")) if exists(located / "tokenizer") else ""
-    return Stored("run", located, model, tokenizer, partial(_restore, located, step))
+    return Stored("run", located, model, tokenizer, partial(_restore, located, step), partial(load_source, located))
 
 
 def _is_llama2c(path: epath.Path) -> bool:

@@ -16,13 +16,13 @@ from xfresearch.runtime.files import move_damaged
 from xfresearch.training import pretrained
 from xfresearch.training.hyperparameters import hyper_of
 from xfresearch.training.program import Program
-from xfresearch.training.workdir import record_resumed, starts
+from xfresearch.training.workdir import NEW, Origin, record_resumed, starts
 
 
 class Beginning(NamedTuple):
     state: dict
     meta: dict  # of the checkpoint; {} for a run that begins
-    lineage: list[dict]  # of a run that begins from a trained model
+    origin: Origin | None  # of a run that begins; None for one that resumes
     emergency: Emergency | Without  # the emergency checkpoints that the run makes
 
 
@@ -39,16 +39,16 @@ def begin(config: Config, workdir: epath.Path, program: Program) -> Beginning:
         distributed.run_on_first(lambda: _move_newer(workdir, step), "moving checkpoints that are not good")
         if config.checkpoint.emergency:
             distributed.run_on_first(lambda: record_resumed(workdir, source.used), "recording the checkpoint")
-        return Beginning(_with_hyper(config, program, state), meta, [], emergency)
+        return Beginning(_with_hyper(config, program, state), meta, None, emergency)
     if distributed.shared(store.present(workdir)):
         raise UserError(
             f"--workdir={workdir}: every checkpoint is damaged, unfinished or not good, or belongs to another "
             "model or optimizer: use a new directory"
         )
     if not config.start.path:
-        return Beginning(program.jit_init(hyper_of(config)), {}, [], emergency)
-    params, lineage = pretrained.load(config, program.mesh)
-    return Beginning(program.jit_start(params, hyper_of(config)), {}, lineage, emergency)
+        return Beginning(program.jit_init(hyper_of(config)), {}, NEW, emergency)
+    params, origin = pretrained.load(config, program.mesh)
+    return Beginning(program.jit_start(params, hyper_of(config)), {}, origin, emergency)
 
 
 class _Source:

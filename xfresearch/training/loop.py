@@ -99,7 +99,7 @@ class Trainer:
         self.utilisation_per_rate = utilisation_per_rate(config)
         self.rows = self._local_rows(config.batch_size)
         with self.clock.measure("compile"), stage("making the state of the run"):
-            self.state, meta, self.lineage, self.emergency = begin(config, self.workdir, self.program)
+            self.state, meta, self.origin, self.emergency = begin(config, self.workdir, self.program)
         self.start, self.restored = int(jax.block_until_ready(self.state)["step"]), bool(meta)
         if meta and fork and distributed.first():
             say_changes(saved_config(workdir), config, self.start)
@@ -125,8 +125,8 @@ class Trainer:
         return make_panel(self.config.model, rows, self.mesh)
 
     def write_beginning(self, tokenizer) -> None:
-        """Writes config and lineage, after compilation: a config with a mistake must not become that of the directory."""
-        write_beginning(self.workdir, self.config, tokenizer, None if self.restored else self.lineage)
+        """Writes config and origin, after compilation: a config with a mistake must not become that of the directory."""
+        write_beginning(self.workdir, self.config, tokenizer, self.origin)
 
     @property
     def held_out(self) -> Split:

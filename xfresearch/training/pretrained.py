@@ -32,7 +32,7 @@ from xfresearch.runtime import distributed
 from xfresearch.runtime.errors import require
 from xfresearch.runtime.trees import by_path, join, path_name, split
 from xfresearch.training.step import init_params
-from xfresearch.training.workdir import lineage, saved_config
+from xfresearch.training.workdir import Origin, lineage, saved_config
 
 if TYPE_CHECKING:
     from xfresearch.loading.loading import Stored
@@ -95,9 +95,9 @@ def check_tokenizer(path: str, config: Config) -> None:
         require(same, "data.tokenizer", data.tokenizer, allowed)
 
 
-def load(config: Config, mesh: Mesh) -> tuple[dict, list[dict]]:
-    """The parameters at config.start.path, sharded over `mesh`, and the run's lineage: a record of the trained model,
-    and those of the models that it started from.
+def load(config: Config, mesh: Mesh) -> tuple[dict, Origin]:
+    """The parameters at config.start.path, sharded over `mesh`, and the run's origin. Its lineage is a record of the trained
+    model, and those of the models that it started from.
 
     Every process calls this. Lists added rows on standard error. Raises UserError as `parse` does, or if there is no
     intact checkpoint, or if the processes read different parameters.
@@ -116,7 +116,7 @@ def load(config: Config, mesh: Mesh) -> tuple[dict, list[dict]]:
         for name, (old, new) in added.items():
             print(f"{name}: rows {old} to {new - 1} are new, drawn with seed {config.seed}", file=sys.stderr)
     earlier = lineage(stored.path) if stored.kind == "run" else []
-    return params, [record, *earlier]
+    return params, Origin([record, *earlier], stored.source())
 
 
 def _as_stored(model: ModelConfig, target: dict, config: Config) -> dict:

@@ -4,6 +4,7 @@ config.json   the resolved config           run.json     versions, commit, machi
                                                          the lineage: the trained models that the run started from
 tokenizer/    the tokenizer's files         metrics.jsonl, checkpoints/, report.html, and what the tracker writes
 errors/       with several processes, the last lines of each one that failed
+huggingface.json, huggingface/   what an export needs of the Hugging Face folder that the run came from, if any
 """
 
 import dataclasses
@@ -13,12 +14,14 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import contextmanager
+from typing import NamedTuple
 
 from etils import epath
 
 from xfresearch.checkpoints import store
 from xfresearch.data.given import remember
 from xfresearch.data.tokenizers import is_tokenizer_file
+from xfresearch.interop import source
 from xfresearch.options.comparing import RESULT, differences
 from xfresearch.options.reading import from_dict, to_json
 from xfresearch.run_config.config import Config
@@ -45,6 +48,16 @@ START = {"seconds": Of(lambda value: is_number(value) and value >= 0, "a time of
 START |= {"finished_before": bool, "machine": dict, "versions": dict, "commit": str, "resumed": Maybe(str)}
 LINEAGE = {"path": str, "kind": str, "step": Maybe(int), "digest": str}
 RUN = {"starts": [START], "lineage": Maybe([LINEAGE])}  # run.json
+
+
+class Origin(NamedTuple):
+    """What a run begins from."""
+
+    lineage: list[dict]  # the trained models, the nearest first
+    source: source.Source | None  # of the Hugging Face folder that the nearest one came from
+
+
+NEW = Origin([], None)  # new parameters
 
 
 @contextmanager
@@ -159,14 +172,15 @@ def write_config(path: epath.Path, config: Config, tokenizer) -> None:
     write_json(path / "config.json", json.loads(to_json(config)))
 
 
-def write_beginning(path: epath.Path, config: Config, tokenizer, records: list[dict] | None) -> None:
-    """Writes config.json, tokenizer/ and, of a run that begins, its lineage. Every process calls this, and remembers on its
+def write_beginning(path: epath.Path, config: Config, tokenizer, origin: Origin | None) -> None:
+    """Writes config.json, tokenizer/ and, of a run that begins, its origin. Every process calls this, and remembers on its
     machine that this user wrote the config."""
 
     def write() -> None:
         write_config(path, config, tokenizer)
-        if records is not None:
-            write_lineage(path, records)
+        if origin is not None:  # a start that made no checkpoint may have begun from another model
+            write_lineage(path, origin.lineage)
+            source.replace(path, origin.source)
 
     distributed.run_on_first(write, "writing the config")
     remember(config)
@@ -193,8 +207,7 @@ def lineage(path: epath.Path) -> list[dict]:
 
 
 def write_lineage(path: epath.Path, records: list[dict]) -> None:
-    """Keeps the lineage of a run that begins in its run.json, also an empty one: a start that made no checkpoint may have
-    begun from another model."""
+    """Keeps the lineage of a run that begins in its run.json, also an empty one."""
     if records != lineage(path):
         write_json(path / "run.json", {"starts": starts(path), "lineage": records})
 
