@@ -11,7 +11,6 @@ from itertools import combinations
 from pathlib import Path
 from statistics import mean, median, quantiles
 
-from xfresearch import study
 from xfresearch.configs.studies import common
 from xfresearch.pages.colours import as_file
 from xfresearch.pages.intervals import Interval, intervals
@@ -21,6 +20,7 @@ from xfresearch.studies import preregistration, report
 from xfresearch.studies.measurement import RUNS_FILE
 from xfresearch.studies.report_tables import UNITS, all_sizes, in_markdown
 from xfresearch.study import RESULTS
+from xfresearch.study import main as study_main
 
 DATA = Path("docs/data/studies")
 BEFORE = Path("docs/data/machines.json")  # runs trained again elsewhere: {processor: {study: {fingerprint: bits per byte}}}
@@ -309,7 +309,7 @@ def main(arguments: list[str]) -> None:
         print(f"\n{name}", flush=True)
         config = f"configs/studies/{STUDIES[name]}"
         given = _without_paths(overrides) if name in GENERATED else overrides
-        study.main(["--config", config, "--workdir", str(DATA / name), *given, *reuse])
+        study_main(["--config", config, "--workdir", str(DATA / name), *given, *reuse])
 
 
 def _others(name: str) -> list[str]:

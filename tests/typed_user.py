@@ -10,6 +10,7 @@ import xfresearch as xf
 from xfresearch import analysis, editing, studies, surgery
 from xfresearch.analysis.result import Result
 from xfresearch.runtime.run_rows import Rows
+from xfresearch.study import Studied
 from xfresearch.surgery.certificate import Certificate
 
 
@@ -26,7 +27,8 @@ def train() -> None:
     lm: xf.LanguageModel = run.lm
     table: Rows = xf.sweep(run.config, {"optimizer.learning_rate": [1e-3, 1e-2]}, workdir="runs/sweep", seeds=[0, 1])
     text: str = repr(xf.compare([run, "runs/b"], limit=64))
-    print(report, best, lm, table, text)
+    found: Studied = xf.study(["feed_forward.kind=relu2"], corpus="notes", workdir="studies/relu2")
+    print(report, best, lm, table, text, found.table)
 
 
 def look(path: Path) -> None:

@@ -17,6 +17,7 @@ _HOMES = {
     "UserError": "runtime.errors",
     "train": "train",
     "sweep": "studies.sweep",
+    "study": "study",
     "compare": "compare",
     "Run": "training.trained_run",
     "Callback": "training.callbacks",

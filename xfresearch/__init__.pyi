@@ -6,6 +6,7 @@ from xfresearch.models.taps import Patch as Patch
 from xfresearch.run_config.closed_form import costs as costs
 from xfresearch.runtime.errors import UserError as UserError
 from xfresearch.studies.sweep import sweep as sweep
+from xfresearch.study import study as study
 from xfresearch.train import train as train
 from xfresearch.training.callbacks import Callback as Callback
 from xfresearch.training.callbacks import StopTraining as StopTraining

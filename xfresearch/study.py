@@ -1,21 +1,40 @@
 """python -m xfresearch.study --config FILE[:arg] --workdir DIR [--plan] [--job I] [--reuse DIR ...]
                           [--tracker NAME] [--together WAY] [--config.key=value ...]
+python -m xfresearch.study --arms CHANGE ... --workdir DIR [--base FILE[:arg]] [--corpus NAME|PATH] [--plan]
 python -m xfresearch.study --report --workdir DIR
 python -m xfresearch.study --runs RUN RUN ... --workdir DIR [flags of xfresearch.compare]
 
 Answers a question by experiment: arms at equal cost, tuned learning rates, paired seeds, and a verdict with intervals.
-With --runs it trains nothing, and writes the report of xfresearch.compare on existing runs.
+With --arms it writes the study file of changes of a model, and runs it. With --runs it trains nothing, and writes the report
+of xfresearch.compare on existing runs.
 """
 
 import os
+import tempfile
+from argparse import Namespace
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
 from xfresearch.options import shipped
 from xfresearch.runtime import command, jobs
 from xfresearch.runtime.errors import UserError
 
+if TYPE_CHECKING:  # --help must not wait for them
+    from etils import epath
+
+    from xfresearch.runtime.run_rows import Rows
+    from xfresearch.studies.allocation import Cell, Trial
+    from xfresearch.studies.design import Study
+    from xfresearch.studies.study_plan import Plan
+    from xfresearch.studies.trials import OneProgram, Store
+
 RESULTS = "results.json"  # in the directory of a study
+BASE = "quickstart:tiny"  # of --arms
 EPILOG = """\
 examples:
+  python -m xfresearch.study --arms feed_forward.kind=relu2 --corpus notes/ --workdir studies/relu2 --plan
   python -m xfresearch.study --config studies/w_o:tiny --workdir studies/try
   python -m xfresearch.study --config studies/w_o --workdir studies/w_o --plan
   python -m xfresearch.study --config studies/w_o --workdir gs://bucket/w_o --job auto
@@ -35,8 +54,17 @@ def main(arguments: list[str]) -> None:
         return _compare(options, overrides)
     if options.report:
         return _report_again(options, overrides)
+    if options.arms:
+        return _of_arms(options, overrides)
+    if options.base or options.corpus:
+        raise UserError(f"--{'base' if options.base else 'corpus'} is allowed only with --arms (see --help)")
     if not options.config:
-        raise UserError("--config FILE or --runs RUN RUN ... is required (see --help)")
+        raise UserError("--config FILE, --arms CHANGE ... or --runs RUN RUN ... is required (see --help)")
+    _conduct(options, overrides)
+
+
+def _conduct(options: Namespace, overrides: list[str]) -> None:
+    """Plans the study of --config, makes its runs, and writes its report."""
     shipped.require(options.config)
     from xfresearch.runtime.files import check_output, write_json
     from xfresearch.studies import allocation, design, preregistration, report, tracking, trials
@@ -67,7 +95,74 @@ def main(arguments: list[str]) -> None:
     print("\n".join(["", *report.verdicts(outcome), "", f"report     {options.workdir}/report.html"]))
 
 
-def _plan(study, store, options, together):
+def _of_arms(options: Namespace, overrides: list[str]) -> None:
+    """Writes the study file of --arms, and runs it; with --plan, prints it and its plan, and writes no file."""
+    if options.config:
+        raise UserError("--config is not allowed with --arms, which makes a study file: --base is the config of the model")
+    from xfresearch.studies import changes
+
+    text = changes.file_of(options.arms, options.base or BASE, options.corpus)
+    with tempfile.TemporaryDirectory() as elsewhere:
+        options.config = changes.write(elsewhere if options.plan else options.workdir, text)
+        print(f"{text if options.plan else f'file       {options.config}'}\n", flush=True)
+        _conduct(options, overrides)
+
+
+class Studied:
+    """A study that has ended. Printed, it is its verdicts."""
+
+    def __init__(self, workdir: str):
+        from xfresearch.runtime.files import inside, read_object
+
+        self.workdir = Path(workdir)
+        self.figures: dict[str, Any] = read_object(inside(workdir, RESULTS))
+
+    def __repr__(self) -> str:
+        from xfresearch.studies import report
+
+        return "\n".join([*report.verdicts(self.figures), f"report     {self.report}"])
+
+    @property
+    def report(self) -> Path:
+        return self.workdir / "report.html"
+
+    @property
+    def table(self) -> "Rows":
+        """A row for each arm at each rung: its figures in results.json, and its difference from the baseline."""
+        from xfresearch.runtime.run_rows import Rows
+
+        sizes = self.figures["sizes"].items()
+        return Rows({"rung": rung, "arm": name, **arm} for rung, here in sizes for name, arm in here["arms"].items())
+
+
+def study(
+    arms: Sequence[str] | Mapping[str, Mapping[str, object]] = (),
+    *,
+    workdir: str,
+    base: str = "",
+    corpus: str = "",
+    config: str = "",
+    overrides: Mapping[str, object] = MappingProxyType({}),
+) -> Studied:
+    """Makes all runs of a study that are left, as the command does, and returns what was found.
+
+    arms: changes of the config `base`, as {name: {key: value}} or in words ('feed_forward.kind=relu2'), trained on `corpus`;
+    or config: the name of a study, or its file. overrides: {key: value} of the study, such as {'seeds': 3}. Prints the plan
+    and its time before it begins. Raises UserError for a mistake.
+    """
+    from xfresearch.run_config.config_files import as_arguments
+    from xfresearch.runtime.terminal import filtered
+    from xfresearch.studies import changes
+
+    given = {"config": config, "base": base, "corpus": corpus, "workdir": workdir}
+    flags = [f"--{name}={value}" for name, value in given.items() if value]
+    flags += [str(each) for each in as_arguments("", overrides)[2:]]
+    with filtered():
+        main([*flags, *(["--arms", *words] if (words := changes.as_changes(arms)) else [])])
+    return Studied(workdir)
+
+
+def _plan(study: "Study", store: "Store", options: Namespace, together: "OneProgram") -> "Plan":
     """Prints the plan, checks what can be checked before a run, and returns it."""
     from xfresearch.runtime.files import exists
     from xfresearch.studies import matching, preregistration, study_plan, trials
@@ -90,7 +185,7 @@ def _plan(study, store, options, together):
     return planned
 
 
-def _seconds_to_match(study, options) -> dict:
+def _seconds_to_match(study: "Study", options: Namespace) -> "dict[Cell, float]":
     """The seconds of an update of each cell, which a job does not measure: all jobs need the same ones."""
     from xfresearch.studies import matching
     from xfresearch.studies.allocation import cells
@@ -105,7 +200,7 @@ def _seconds_to_match(study, options) -> dict:
     return matching.time_updates(study, options.workdir, configs)
 
 
-def _conclude(planned, folder, ended) -> dict:
+def _conclude(planned: "Plan", folder: "epath.Path", ended: "dict[Trial, dict[str, Any]]") -> dict[str, Any]:
     """Writes results.json and the report that is made of it, when all runs have ended. Returns the results."""
     from xfresearch.runtime.files import inside, read_object, write_json
     from xfresearch.studies import estimates, preregistration, report, report_tables
@@ -119,7 +214,7 @@ def _conclude(planned, folder, ended) -> dict:
     return outcome
 
 
-def _report_again(options, flags: list[str]) -> None:
+def _report_again(options: Namespace, flags: list[str]) -> None:
     """Writes the report of the results that a directory has."""
     command.require_only(options, ("report", "workdir"), "--report, which only reads results.json")
     if flags:
@@ -145,7 +240,7 @@ def write_report(workdir: str) -> None:
         ) from error
 
 
-def _compare(options, flags: list[str]) -> None:
+def _compare(options: Namespace, flags: list[str]) -> None:
     """The report on existing runs."""
     command.require_only(options, ("runs", "workdir"), "--runs, which trains nothing")
     from etils import epath
@@ -171,6 +266,11 @@ def parser() -> command.Parser:
     """The flags of the command."""
     made = command.Parser(prog="python -m xfresearch.study", description=__doc__, epilog=EPILOG)
     made.add_argument("--config", metavar="FILE[:arg]", default="", help="the study: a name such as studies/w_o, or a file")
+    arms = "make the study of these changes of --base: 'KEY=VALUE KEY=VALUE ...' each, perhaps after 'NAME: '"
+    made.add_argument("--arms", nargs="+", default=(), metavar="CHANGE", help=arms)
+    made.add_argument("--base", metavar="FILE[:arg]", default="", help=f"with --arms: config of the model (default: {BASE})")
+    corpus = "with --arms: its text, such as notes/ or wikitext2 (default: the base's)"
+    made.add_argument("--corpus", metavar="NAME|PATH", default="", help=corpus)
     runs = "report on these runs instead; the first is what the others are compared with"
     made.add_argument("--runs", nargs="+", default=(), metavar="RUN", help=runs)
     made.add_argument("--workdir", metavar="DIR", required=True, help="directory of the study, local or gs://")

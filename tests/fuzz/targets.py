@@ -22,7 +22,6 @@ from tests.fuzz import hostile
 from tests.fuzz.tokenizers import llama2c_tokenizer, sentence_piece, steps, tokenizer_json, write_sentence_pieces
 from tests.interop.edits import WEIGHTS
 from tests.tiny_runs import ROOT, make_run, tiny_model
-from xfresearch import study
 from xfresearch.checkpoints import store
 from xfresearch.data.corpus_files import read_documents
 from xfresearch.data.records import read_record, read_records
@@ -31,6 +30,7 @@ from xfresearch.interop.tensor_files import tensors_in
 from xfresearch.loading.loading import read_params, stored
 from xfresearch.run_config.config_files import parse
 from xfresearch.runtime.errors import UserError
+from xfresearch.study import write_report
 
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff]")
 
@@ -71,7 +71,7 @@ def config_of_run(file: Path) -> None:
 
 def results_of_study(file: Path) -> None:
     """`file` is the results.json of a study: its pages are whole, and have no control character."""
-    study.write_report(str(file.parent))
+    write_report(str(file.parent))
     for name in ("report.html", "report.md"):
         assert not CONTROL.search((file.parent / name).read_text()), name
 

@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 
 from tests.studies.tiny import fake_times, run
-from xfresearch import study
 from xfresearch.runtime.errors import UserError
 from xfresearch.runtime.files import read_object, write_json
 from xfresearch.studies import design, estimates, measurement, report, study_plan, trials
 from xfresearch.studies.allocation import Cell
 from xfresearch.studies.trials import open_store
+from xfresearch.study import main as study_main
 from xfresearch.training import workdir
 from xfresearch.training.metrics import read_metrics
 
@@ -168,16 +168,16 @@ def written(folder) -> dict[str, str]:
 
 def test_the_report_is_written_again_without_data(finished, tmp_path, capsys):
     (tmp_path / "results.json").write_bytes((finished / "results.json").read_bytes())
-    study.main(["--report", "--workdir", str(tmp_path)])
+    study_main(["--report", "--workdir", str(tmp_path)])
     assert written(tmp_path) == written(finished) and "differences.tex" in written(tmp_path)
     sizes = read_object(finished / "results.json") | {"sizes": {}}
     for wrong in ({"study": {}}, {"study": []}, sizes):
         write_json(tmp_path / "results.json", wrong)
         with pytest.raises(UserError, match=r"results.json is damaged or of another version \(\w+: .*: run the study"):
-            study.main(["--report", "--workdir", str(tmp_path)])
+            study_main(["--report", "--workdir", str(tmp_path)])
     for more in (["--plan"], ["--config.margin=0.5"]):
         with pytest.raises(UserError, match=f"{more[0]} is not allowed with --report"):
-            study.main(["--report", "--workdir", str(tmp_path), *more])
+            study_main(["--report", "--workdir", str(tmp_path), *more])
 
 
 def test_files_for_a_paper_have_arms_without_a_verdict(config, finished, tmp_path):
@@ -186,7 +186,7 @@ def test_files_for_a_paper_have_arms_without_a_verdict(config, finished, tmp_pat
     result = trials.results(ladder, open_store(finished), solved)
     for unigram, decided in ((math.inf, True), (1e-3, False)):
         write_json(tmp_path / "results.json", estimates.outcome_of(ladder, solved, result, unigram={"tiny": unigram}))
-        study.main(["--report", "--workdir", str(tmp_path)])
+        study_main(["--report", "--workdir", str(tmp_path)])
         files = written(tmp_path)
         (row,) = csv.DictReader(files["differences.csv"].splitlines())
         assert (row["rung"], row["arm"], row["difference"] != "") == ("tiny", "parallel", decided)

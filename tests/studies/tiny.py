@@ -2,8 +2,8 @@
 
 import json
 
-from xfresearch import study
 from xfresearch.studies import matching
+from xfresearch.study import main as study_main
 
 FILE = """
 from xfresearch.configs.studies import common
@@ -23,7 +23,7 @@ MADE = {"commit": "", "date": "", "machine": {"cpu": "", "cores": 1, "devices": 
 
 
 def run(config: list[str], workdir, *more: str) -> None:
-    study.main([*config, "--workdir", str(workdir), *more])
+    study_main([*config, "--workdir", str(workdir), *more])
 
 
 def entries(folder) -> list[dict]:

@@ -14,12 +14,13 @@ import pytest
 from tests.device_calls import Call, recorded
 from tests.studies.tiny import FILE, time_nothing
 from tests.tiny_runs import tiny_config
-from xfresearch import edit, evaluate, generate, study
+from xfresearch import edit, evaluate, generate
 from xfresearch.analysis.panel import Panel
 from xfresearch.checkpoints import store
 from xfresearch.data.pipeline import Prefetch
 from xfresearch.data.tokenizers import ByteTokenizer
 from xfresearch.sharding.first_execution import alone_at_first
+from xfresearch.study import main as study_main
 from xfresearch.training import loop
 from xfresearch.training.callbacks import Callback
 
@@ -157,10 +158,10 @@ def commands(workdir, folder):
     read = ("--workdir", str(workdir))
     requests = ("--request", str(folder / "requests.json"), "--memory", "blocks.1.feed_forward")
     return {
-        "evaluate": (evaluate, [*read, "--all-steps", "--limit", "4"]),
-        "generate": (generate, [*read, "--prompt", "some", "--max-new-tokens", "4"]),
-        "edit": (edit, ["finetune", *read, "--to", str(folder / "edited"), *requests, "--steps", "2"]),
-        "study": (study, ["--config", str(folder / "tiny.py"), "--workdir", str(folder / "study"), "--job=4"]),
+        "evaluate": (evaluate.main, [*read, "--all-steps", "--limit", "4"]),
+        "generate": (generate.main, [*read, "--prompt", "some", "--max-new-tokens", "4"]),
+        "edit": (edit.main, ["finetune", *read, "--to", str(folder / "edited"), *requests, "--steps", "2"]),
+        "study": (study_main, ["--config", str(folder / "tiny.py"), "--workdir", str(folder / "study"), "--job=4"]),
     }
 
 
@@ -170,7 +171,7 @@ def test_a_command_uses_the_devices_in_one_thread(name, trained, tmp_path, monke
     command, arguments = commands(trained[0], tmp_path)[name]
     jax.clear_caches()  # only programs that are compiled here are seen
     with recorded() as calls:
-        command.main(arguments)
+        command(arguments)
     assert threads(calls) == {threading.current_thread().name}
     assert {"put", "run", "read"} <= {call.kind for call in calls}
 
