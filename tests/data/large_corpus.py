@@ -1,8 +1,8 @@
 """python -m tests.data.large_corpus [MEGABYTES] [DIRECTORY]
 
 Prepares a corpus that is made on the spot, as parquet, compressed JSON lines and CSV in two folders: by one process, killed
-three times, by four processes at once, by two hosts that share a folder, and while a run trains. Prints times, memory and
-whether all results are equal, byte for byte. A corpus of fewer than 1,000 MB has as many shards as one of 1,000 MB.
+three times, by four processes at once, by two hosts that share a folder, and while the first batches are read. Prints times,
+memory and whether all results are equal, byte for byte. A smaller corpus than 1,000 MB has smaller shards.
 """
 
 import csv
@@ -22,7 +22,6 @@ from pyarrow import parquet
 
 from xfresearch.data import corpus_inputs
 
-FILE = 4 << 20  # bytes of text in a file
 WORDS = [f"{first}{second}" for first in ("ba", "de", "ki", "lo", "mu", "na") for second in ("l", "n", "rt", "st", "ve", "")]
 CHILD = """
 import platform, sys
@@ -35,26 +34,22 @@ if command == "prepare":
     from xfresearch.prepare import main
     main(arguments)
 else:
-    import xfresearch as xf
-    corpus, folder = arguments
     from pathlib import Path
-    class Counting(xf.Callback):
-        def on_step(self, step, values):
-            if step == 20:
-                there = len(list(Path(folder).glob("shards/*/*.json")))
-                print("at step 20", there, flush=True)
-                raise SystemExit
-    settings = {"data.corpus": (corpus,), "data.cache_dir": folder, "steps": 100, "data.workers": 2, "log.panel": 0}
-    xf.train("quickstart:tiny", settings, workdir=folder + "/run", callbacks=[Counting()])
+    from xfresearch.data.pipeline import Batches
+    from xfresearch.run_config.config_files import parse
+    batches = Batches(parse(arguments))
+    for step in range(20):
+        batches.batch(step)
+    print(len(list(Path(batches.corpora[0].prepared.folder).glob("*.json"))), flush=True)
 """
 
 
 def write(folder: Path, megabytes: int) -> None:
     """The corpus."""
-    rng = random.Random(0)
-    for number in range(megabytes * 1_000_000 // FILE + 1):
+    rng, files = random.Random(0), 250
+    for number in range(files):
         rows, size = [], 0
-        while size < FILE:
+        while size < megabytes * 1_000_000 // files:
             rows.append(" ".join(rng.choices(WORDS, k=rng.randint(20, 2000))))
             size += len(rows[-1])
         place = folder / "ab"[number % 2]
@@ -71,7 +66,7 @@ def write(folder: Path, megabytes: int) -> None:
 
 
 class Preparation:
-    """A process that prepares the corpus in `folder`, or trains."""
+    """A process that prepares the corpus in `folder`."""
 
     def __init__(self, corpus: Path, folder: Path, least: int, workers: int = 2, shared: str = "", host: str = ""):
         flags = ["--config", "quickstart:tiny", f"--config.data.corpus={corpus}", f"--config.data.cache_dir={folder}"]
@@ -150,10 +145,10 @@ def main(megabytes: int, work: Path) -> None:
         each.wait()
     print(f"two hosts: equal {contents(Path(shared)) == whole}", flush=True)
 
-    command = [sys.executable, "-c", CHILD, str(least), "", "train", str(corpus), str(work / "early")]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False).stdout
-    there = next(line for line in done.splitlines() if line.startswith("at step 20"))
-    print(f"trained from nothing: {there} of {shards} shards are there", flush=True)
+    flags = ["--config", "quickstart:tiny", f"--config.data.corpus={corpus}", f"--config.data.cache_dir={work / 'early'}"]
+    command = [sys.executable, "-c", CHILD, str(least), "", "read", *flags, "--config.data.workers=2"]
+    there = int(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout)
+    print(f"from nothing: when 20 batches are read, {there} of {shards} shards are there", flush=True)
 
 
 if __name__ == "__main__":

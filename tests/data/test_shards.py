@@ -78,6 +78,7 @@ def test_every_document_is_in_one_split_once_and_every_token_a_target_once(make_
         texts += [tokenizer.decode(part[part != tokenizer.end_of_text]) for part in np.split(tokens, cuts)]
         whole = prepare(config, split)
         weights = whole.read(range(len(whole)))["weights"]
+        assert (tokens == tokenizer.end_of_text).sum() == whole.meta["n_documents"] - (packing == "stream")
         assert weights.sum() == whole.meta["n_predictions"] and whole.meta["n_tokens"] == len(tokens)
         if packing == "documents":
             assert weights.sum() == len(tokens) - whole.meta["n_documents"]
@@ -153,6 +154,9 @@ def test_every_epoch_has_every_row_once_in_a_new_order(shards):
     late = Order(Sizes(sizes), 5)
     assert [late[2 * total + i] for i in range(0, total, 7)] == epochs[2][::7]
     assert [Order(Sizes(sizes), 6)[i] for i in range(total)] != epochs[0]
+    if shards > 2 * WINDOW:  # the shards of the first window are others in each epoch
+        begun = [{shard for shard, _ in epoch[: total // 8]} for epoch in epochs]
+        assert begun[0] != begun[1] != begun[2] and all(len(each) <= WINDOW for each in begun)
 
 
 def test_rows_of_a_window_are_in_random_order():
@@ -253,6 +257,16 @@ def test_an_input_that_changes_meanwhile_is_one_line_and_what_is_done_stays(make
         corpus_of.require([1, 2])
     assert corpus_of.missing([0]) == []
     assert "one more" in "".join(map(bytes.decode, prepared_of(config).corpus.documents("train")))
+
+
+def test_another_input_that_changes_meanwhile_does_not_matter(make_config, corpus):
+    """A worker that begins later finds it, and writes to the folder of the preparation all the same."""
+    corpus_of = prepared_of(make_config(corpus=corpus, workers=1))
+    corpus_of.require([0])
+    with open(f"{corpus}/50.jsonl", "a") as file:
+        file.write(json.dumps({"text": "one more"}) + "\n")
+    corpus_of.require([1, 2])
+    assert corpus_of.missing([0, 1, 2]) == []
 
 
 def test_a_bad_row_in_a_late_shard_is_one_line(make_config, corpus):

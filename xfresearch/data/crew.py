@@ -1,6 +1,7 @@
 """Makes shards in other processes (shard_worker.py), while the caller goes on or waits."""
 
 import atexit
+import errno
 import json
 import os
 import subprocess
@@ -90,6 +91,8 @@ class Crew:
                         worker, made = self._replaced(worker), 0
                     worker.make(self._work.shards[number], self._counter(number))
                     made += 1
+                    if self._work.manifest(number) is None:
+                        raise OSError(errno.EIO, "a shard is not as it was written", str(self._work.folder))
                 finally:
                     self._end(number)
         except BaseException as error:
@@ -163,14 +166,11 @@ class _Worker:
         )
         atexit.register(self.stop)
         self._write(work.request() | {"threads": threads})
-        self._shards = work.shards
 
     def make(self, shard: Shard, count: Callable[[int], None]) -> None:
         """Raises UserError, OSError, or another error with the stack trace of the worker."""
-        first = sum(len(each.inputs) for each in self._shards[: shard.number])
         inputs = [each.found for each in shard.inputs]
-        last = first + len(inputs)
-        self._write({"number": shard.number, "first": first, "last": last, "samples": shard.samples, "inputs": inputs})
+        self._write({"number": shard.number, "samples": shard.samples, "inputs": inputs})
         assert self._process.stdout
         for line in self._process.stdout:
             answer = json.loads(line)

@@ -41,16 +41,17 @@ from xfresearch.runtime.progress import stage
 
 
 class Prepared:
-    """`length` is that of the rows of whole documents, 0 for a stream, whose tokens serve rows of every length."""
+    """`length` is that of the rows of whole documents; the tokens of a stream serve rows of every length. `name` is that of
+    the folder, by default a hash of all that decides its content."""
 
-    def __init__(self, data: DataConfig, corpus: str, tokenizer: Tokenizer, length: int):
+    def __init__(self, data: DataConfig, corpus: str, tokenizer: Tokenizer, length: int, name: str = ""):
         opened = open_corpus(corpus, data)
         assert isinstance(opened, TextCorpus)
         self.data, self.corpus_name, self.corpus, self.tokenizer = data, corpus, opened, tokenizer
         self.length = length if data.packing == "documents" else 0
         key = digest([making.FORMAT, opened.identity(), tokenizer.digest, data.packing, self.length])
-        name = "".join(c if c.isalnum() else "_" for c in corpus.partition(":")[0])[-40:]
-        self.local = cache_root(data) / "shards" / f"{name}-{key}"
+        kind = "".join(c if c.isalnum() else "_" for c in corpus.partition(":")[0])[-40:]
+        self.local = cache_root(data) / "shards" / (name or f"{kind}-{key}")
         self.folder = epath.Path(data.shards).expanduser() / self.local.name if data.shards else epath.Path(self.local)
         self._manifests: dict[int, dict[str, Any]] = {}
         self._crew: Crew | None = None
@@ -162,7 +163,7 @@ class Prepared:
             make_directory(directory)
             self.tokenizer.save(directory)
         asked = {"data": json.loads(to_json(self.data)), "corpus": self.corpus_name, "length": self.length}
-        return asked | {"tokenizer": str(directory)}
+        return asked | {"tokenizer": str(directory), "name": self.local.name}
 
 
 def _manifest(number: int) -> str:

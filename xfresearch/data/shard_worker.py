@@ -12,7 +12,7 @@ import time
 import traceback
 
 from xfresearch.data import prepared
-from xfresearch.data.corpus_inputs import Shard
+from xfresearch.data.corpus_inputs import Input, Shard
 from xfresearch.data.tokenizers.loading import load_tokenizer
 from xfresearch.options.reading import from_dict
 from xfresearch.options.run_options import DataConfig
@@ -27,10 +27,12 @@ def main() -> None:
     asked = json.loads(sys.stdin.readline())
     data = from_dict(DataConfig, asked["data"])
     tokenizer = load_tokenizer(asked["tokenizer"])
-    made = prepared.Prepared(data, asked["corpus"], tokenizer, asked["length"])
+    # The folder is given: a file that is not in the shards that are asked for may have changed, and would change the name.
+    made = prepared.Prepared(data, asked["corpus"], tokenizer, asked["length"], asked["name"])
+    inputs = {each.name: each for each in made.corpus.inputs}
     for line in sys.stdin:
         try:
-            made.make(_shard(made.corpus.inputs, json.loads(line)), asked["threads"], _Progress(parent))
+            made.make(_shard(inputs, json.loads(line)), asked["threads"], _Progress(parent))
             _say(made=True)
         except Exception as error:
             _say(**_described(error), where=str(getattr(error, "filename", None) or made.folder))
@@ -43,14 +45,12 @@ def _described(error: Exception) -> dict:
     return {"error": os.strerror(number) if number else traceback.format_exc(), "mistake": False, "errno": number}
 
 
-def _shard(inputs, asked: dict) -> Shard:
-    """The shard that was asked for, after a check that the inputs are those that the other process has found."""
-    shard = Shard(asked["number"], tuple(inputs[asked["first"] : asked["last"]]), asked["samples"])
-    found = json.loads(json.dumps([each.found for each in shard.inputs]))
-    for mine, given in zip(found, asked["inputs"], strict=False):
-        if mine != given:
-            raise UserError(f"{given[0]} has changed since the preparation began: the same command prepares it again")
-    return shard
+def _shard(inputs: dict[str, Input], asked: dict) -> Shard:
+    """The shard that was asked for, after a check that its inputs are those that the other process has found."""
+    for name, *rest in asked["inputs"]:
+        if name not in inputs or json.loads(json.dumps(inputs[name].found)) != [name, *rest]:
+            raise UserError(f"{name} has changed since the preparation began: the same command prepares it again")
+    return Shard(asked["number"], tuple(inputs[name] for name, *_ in asked["inputs"]), asked["samples"])
 
 
 class _Progress:
