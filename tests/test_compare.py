@@ -1,5 +1,4 @@
-"""Runs against each other: losses equal those of evaluate, intervals equal those by hand, a gap is a note, and the page
-needs no network."""
+"""Runs against each other: losses equal evaluate's, intervals those by hand, a gap is a note, the page needs no network."""
 
 import io
 import json
@@ -15,6 +14,7 @@ import pytest
 
 import xfresearch as xf
 from tests.data import made_tokenizers
+from tests.pages.test_cards import check
 from tests.tiny_runs import make_run, rough_params, tiny_config
 from tests.tolerances import TOLERANCE
 from tests.training.processes import Processes
@@ -392,7 +392,8 @@ def test_from_python_it_is_the_comparison_of_the_command(trained, tmp_path):
     compared = xf.compare([xf.Run(trained[0]), trained[1]], limit=8, margin=0.5)
     first, second = compared.table
     assert second["difference"] == pytest.approx(second["loss"] - first["loss"]) and first["verdict"] is None
-    assert second["low"] < second["difference"] < second["high"] and "paired over" in repr(compared)
+    assert second["low"] < second["difference"] < second["high"] and "paired over" in str(compared)
+    assert f"{second['difference']:+.4f}" in repr(compared) and "Held-out loss" in check(compared)
     assert compared.report(tmp_path / "page.html").read_text().count("<svg") > 2 and len(compared.groups) == 2
     for given, options, said in ((trained[:1], {}, "alone"), (trained, {"limit": -1}, "limit"), ([5, 6], {}, "5 does not")):
         with pytest.raises(UserError, match=said):

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import xfresearch as xf
+from tests.pages.test_cards import check
 from xfresearch.checkpoints import store
 from xfresearch.data.tokenizers import ByteTokenizer
 from xfresearch.run_config.config_files import as_arguments, default_config, parse
@@ -82,6 +83,7 @@ def test_a_run_has_its_history_model_and_report(run):
     assert list(losses) == [2, 4, 6] and run.best == (best, losses[best])
     assert run.lm.step == 6 and run.lm([[1, 2]]).shape == (1, 2, 257)
     assert run.report.read_text().count("<svg") > 2
+    assert f"held-out loss {losses[best]:.4f} at step {best}" in repr(run) and 'alt="Loss"' in check(run)
     start = json.loads((run.workdir / "run.json").read_text())["starts"][0]
     assert start["command"][:5] == ["python", "-m", "xfresearch.train", "--config", "gpt2:tiny"]
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from xfresearch.evaluation import held_out
+from xfresearch.pages.cards import Card, some
 from xfresearch.runtime import command, distributed
 from xfresearch.runtime.errors import UserError
 from xfresearch.runtime.files import check_output, write_json
@@ -52,16 +53,40 @@ def main(arguments: list[str]) -> None:
             compared.report(options.html)
 
 
-class Compared:
-    """A comparison. Printed, it is the text of the command."""
+class Compared(Card):
+    """A comparison. Printed, it is the text of the command; as the value of a cell, a few lines of it."""
 
     def __init__(self, comparison: "Comparison"):
         self._comparison = comparison
 
-    def __repr__(self) -> str:
+    def __str__(self) -> str:
         from xfresearch.comparing import text
 
         return text.text(self._comparison)
+
+    def _title(self) -> str:
+        return f"Comparison of {len(self.figures['runs'])} runs, in {self.figures['unit']}"
+
+    def _facts(self) -> dict[str, str]:
+        """What was compared, and each run's loss beside the first one's."""
+        held_out, notes = self.figures["held_out"], self.figures["notes"]
+        facts = {"options": some([*self.figures["differences"]]) or "the same"}
+        facts |= {"held out": f"{held_out['corpus']}, {held_out['split']}"} if held_out else {}
+        facts["losses"] = some([_in_words(row) for row in self.table])
+        return facts | ({"notes": str(len(notes))} if notes else {})
+
+    def _rows(self) -> list[tuple[str, ...]]:
+        from xfresearch.comparing import text
+
+        rows = [(path, *text.loss_cells(run)) for path, run in self.figures["runs"].items()]
+        return [("run", *text.LOSS_TITLES), *rows]
+
+    def _picture(self) -> tuple[str, str] | None:
+        """The curves by step: of the held-out loss, or of the training loss without it."""
+        from xfresearch.comparing import page
+
+        drawn = page.charts(self._comparison.runs, self.figures["measure"], self.figures["unit"])["step"]
+        return (drawn[-1].title, drawn[-1].svg()) if drawn else None
 
     @property
     def figures(self) -> dict[str, Any]:
@@ -93,6 +118,14 @@ class Compared:
 
         page.write(path, self._comparison)
         return Path(path)
+
+
+def _in_words(row: dict[str, Any]) -> str:
+    """A row of the table in words."""
+    if row["loss"] is None:
+        return f"{row['run']} unknown"
+    difference = f" ({row['difference']:+.4f}, {row['verdict']})" if row["difference"] is not None else ""
+    return f"{row['run']} {row['loss']:.4f}{difference}"
 
 
 def compare(

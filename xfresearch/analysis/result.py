@@ -10,16 +10,16 @@ from typing import Any, NamedTuple
 import numpy as np
 from etils import epath
 
+from xfresearch.pages.cards import Card, some
 from xfresearch.pages.charts import with_interval
 from xfresearch.pages.colours import as_file
 from xfresearch.pages.figures import HeatMap, LineChart, Table
 from xfresearch.pages.html import write_page
 from xfresearch.runtime.files import inside, make_directory, write_bytes, write_json
 from xfresearch.runtime.summaries import mean_interval, mean_of_known
-from xfresearch.runtime.tables import PLUS_MINUS, lines
+from xfresearch.runtime.tables import PLUS_MINUS
 from xfresearch.runtime.terminal import visible
 
-MOST = 8  # names in a line of a repr
 COLUMN = 440  # width of a picture that fits into one of the page's two columns
 
 
@@ -62,7 +62,7 @@ def over_rows(per_row: Mapping[str, np.ndarray], titles: Mapping[str, str] = {})
 
 
 @dataclass(frozen=True, repr=False)
-class Result:
+class Result(Card):
     """The result of an analysis.
 
     name: of the analysis. about: one line on the model and the data. step: of the model. data: {name: array or number}; the
@@ -79,12 +79,17 @@ class Result:
     tables: tuple[Table, ...] = ()
     files: dict[str, bytes] = field(default_factory=dict)
 
-    def __repr__(self) -> str:
-        """A few lines: the main figures, and the names and shapes of the data."""
+    def _title(self) -> str:
+        return f"Result {self.name}"
+
+    def _facts(self) -> dict[str, str]:
+        """The main figures, and the names and shapes of the data."""
         figures = [f"{name} {value:.4g}" for name, (value, _) in self.summary.items()]
         data = [f"{name}{[*np.shape(value)]}" if np.ndim(value) else name for name, value in self.data.items()]
-        parts = {"about": self.about, "step": str(self.step), "summary": _some(figures), "data": _some(data)}
-        return f"Result {self.name}\n{lines(parts)}"
+        return {"about": self.about, "step": str(self.step), "summary": some(figures), "data": some(data)}
+
+    def _picture(self) -> tuple[str, str] | None:
+        return (self.pictures[0].title, self.pictures[0].svg()) if self.pictures else None
 
     def figures(self) -> dict[str, str]:
         """{title: SVG element} of the pictures, in the colours of the light theme."""
@@ -119,12 +124,6 @@ class Result:
         for name, content in self.files.items():
             write_bytes(inside(folder, name), content)
         write_report(folder / "report.html", [self], links=_pages(self))
-
-
-def _some(names: list[str]) -> str:
-    """Names in one line, and how many more there are."""
-    more = f", {len(names) - MOST} more" if len(names) > MOST else ""
-    return ", ".join(names[:MOST]) + more
 
 
 def write_arrays(path: str | os.PathLike[str], arrays: dict[str, np.ndarray]) -> None:

@@ -49,11 +49,12 @@ from xfresearch.models.sublayer import Memory
 from xfresearch.models.taps import Patch, Request, captured, request
 from xfresearch.models.words import model_line
 from xfresearch.options.reading import to_json
+from xfresearch.pages.cards import Card
+from xfresearch.pages.drawing import draw_block
 from xfresearch.run_config.config import Config
 from xfresearch.runtime.errors import UserError
 from xfresearch.runtime.files import new_directory, write_text
 from xfresearch.runtime.hardware import kinds_of
-from xfresearch.runtime.tables import lines
 
 Params: TypeAlias = dict[str, Any]  # nested dicts of arrays, with layers stacked
 Text: TypeAlias = str | Sequence[str] | ArrayLike | Sequence[Sequence[int]]  # or token ids [B, L]
@@ -61,7 +62,7 @@ Replacement: TypeAlias = Callable[[jax.Array], ArrayLike] | ArrayLike | Patch
 Replacements: TypeAlias = Mapping[str, Replacement]  # by the names of taps
 
 
-class LanguageModel:
+class LanguageModel(Card):
     """A language model: `.config` (ModelConfig), `.params` (nested dict of arrays, layers stacked), `.tokenizer` (None
     for a folder without one), `.run` (Config of the run that trained it), `.step`, `.source` (the record of the Hugging
     Face folder that it came from, if any), and `.edits` (what editing did to it, with the arrays before)."""
@@ -84,8 +85,8 @@ class LanguageModel:
         self.source = source
         self.edits = edits
 
-    def __repr__(self) -> str:
-        """A few lines about the model: what it is, and where its parameters come from."""
+    def _facts(self) -> dict[str, str]:
+        """What the model is, and where its parameters come from."""
         trained = f"on {', '.join(self.run.data.corpus)}, {self.step:,} of {self.run.steps:,} updates"
         read = self.tokenizer
         parts = {
@@ -97,7 +98,11 @@ class LanguageModel:
         }
         if self.edits:
             parts["edits"] = ", ".join(edit.record["method"] for edit in self.edits)
-        return f"LanguageModel\n{lines(parts)}"
+        return parts
+
+    def _picture(self) -> tuple[str, str]:
+        name, block = next(iter(self.config.blocks.items()))
+        return f"the block {name}", draw_block(block)
 
     def with_params(self, params: Params, edits: tuple[edited.Applied, ...] | None = None) -> "LanguageModel":
         """The same model with other parameters, and with other `edits` if they are given."""

@@ -17,6 +17,7 @@ import numpy as np
 from xfresearch.data.packing import positions
 from xfresearch.kernels.cross_entropy import nll_of_logits
 from xfresearch.models.model_config import ModelConfig, mixtures, predicts_next
+from xfresearch.pages.cards import Card
 from xfresearch.run_config.closed_form import costs
 from xfresearch.runtime.tables import count
 from xfresearch.surgery.layerwise import Pass, Runner
@@ -30,8 +31,8 @@ CACHED = 4  # tokens that are decoded one by one
 DTYPES = ("float32", "bfloat16")
 
 
-@dataclass
-class Certificate:
+@dataclass(repr=False)
+class Certificate(Card):
     """The measurements of one chain of conversions; differences of logits are those of `difference_of_logits`."""
 
     conversions: list[str]
@@ -70,10 +71,32 @@ class Certificate:
     def as_dict(self) -> dict[str, Any]:
         return asdict(self) | {"relative": self.relative, "exact": self.exact, "bound": BOUND}
 
+    @property
+    def _verdict(self) -> str:
+        return "exact" if self.exact else "approximate" if self.approximate else "NOT exact"
+
+    def _before_and_after(self) -> list[tuple[str, str]]:
+        bits = " -> ".join(f"{each:.4f}" for each in self.bits_per_byte.values())
+        rows = [("bits per byte", bits)] if bits else []
+        for name, pair in self.costs.items():
+            rows.append((name, " -> ".join(count(each, "B" if name == "parameters" else "G") for each in pair.values())))
+        return rows
+
+    def _title(self) -> str:
+        return f"Certificate of {', '.join(self.conversions)}: {self._verdict}"
+
+    def _facts(self) -> dict[str, str]:
+        """The worst of each kind of measurement; `print` shows all of them."""
+        facts = {"compared on": f"{self.domain}, in {self.seconds:.0f} s"}
+        facts["difference"] = f"of logits, relative, in float64: at most {self.relative:.1e} (allowed {BOUND:.0e})"
+        if self.controls:
+            least = float(np.min([*self.controls.values()]))
+            facts["control"] = f"of a broken conversion: at least {least:.1e} (needed {CONTROL:.0e})"
+        return facts | dict(self._before_and_after())
+
     def __str__(self) -> str:
         """The certificate as a table. Differences are relative."""
-        verdict = "exact" if self.exact else "approximate" if self.approximate else "NOT exact"
-        rows = [(", ".join(self.conversions), verdict), ("compared on", f"{self.domain}, in {self.seconds:.0f} s")]
+        rows = [(", ".join(self.conversions), self._verdict), ("compared on", f"{self.domain}, in {self.seconds:.0f} s")]
         rows += [("dropout", self.dropout)] if self.dropout else []
         differences = {name: each["relative"] for name, each in self.differences.items()}
         rows += [(f"difference of logits, {name}, float64", f"{each:.1e}") for name, each in differences.items()]
@@ -82,10 +105,7 @@ class Certificate:
         rows += [(f"control: {name}, float64", f"{each:.1e}") for name, each in self.controls.items()]
         rows += [(f"difference of logits, {dtype}", f"{each:.1e}") for dtype, each in self.other_dtypes.items()]
         rows += [(name, f"{each:.3g}") for name, each in self.figures.items()]
-        if self.bits_per_byte:
-            rows.append(("bits per byte", " -> ".join(f"{each:.4f}" for each in self.bits_per_byte.values())))
-        for name, pair in self.costs.items():
-            rows.append((name, " -> ".join(count(each, "B" if name == "parameters" else "G") for each in pair.values())))
+        rows += self._before_and_after()
         width = max(len(name) for name, _ in rows)
         return "\n".join(f"{name:<{width}}  {value}" for name, value in rows)
 

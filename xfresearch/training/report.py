@@ -1,6 +1,7 @@
 """report.html: results, curves, config and machine of a run, in one static file that loads nothing from the network."""
 
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,6 @@ from markupsafe import Markup
 from xfresearch.data import coverage
 from xfresearch.data.labels import predicted, predicts_next
 from xfresearch.models.block_config import BlockConfig
-from xfresearch.models.costs import Costs
 from xfresearch.models.words import block_in_words, model_in_words
 from xfresearch.pages.charts import Curve, thinned
 from xfresearch.pages.drawing import draw_block
@@ -24,7 +24,7 @@ from xfresearch.runtime.files import inside
 from xfresearch.training.metrics import read_metrics
 from xfresearch.training.samples import sampling_in_words
 
-Chart = tuple[str, str, str, int, dict[str, float], bool]  # title, caption, key, scale of steps, levels, from zero
+Chart = tuple[str, str, str, int, Mapping[str, float], bool]  # title, caption, key, scale of steps, levels, from zero
 STYLES: dict[str, dict[str, Any]] = {
     "train": {"colour": "training"},
     "evaluation": {"colour": "model", "width": 1.8, "marked": True},
@@ -94,7 +94,7 @@ def write_report(
         machine=machine,
         bars=_bars(baselines, result),
         note=coverage.note(result),
-        charts=_charts(rows, tokens, counted, baselines, held_out),
+        charts=charts(config, rows, baselines),
         panel=panel_pictures(rows),
         facts=facts,
         terms={name: text for name, text in TERMS.items() if name == headline or name in facts},
@@ -125,10 +125,11 @@ def _blocks(config: Config) -> list[tuple[str, BlockConfig]]:
     return [*of_encoder, *config.model.blocks.items()]
 
 
-def _charts(
-    rows: list[dict], tokens: int, counted: Costs, baselines: dict[str, float], held_out: str
-) -> list[LineChart]:
-    """Every chart for which the rows have values. tokens: those of one update. held_out: what is predicted."""
+def charts(config: Config, rows: list[dict], baselines: Mapping[str, float] = {}) -> list[LineChart]:
+    """Every chart for which the rows of metrics.jsonl have values."""
+    held_out = "text" if predicts_next(config.data) else predicted(config.data)
+    flops = costs(config.model, config.sequence_length).training_flops_per_token
+    tokens = config.batch_size * config.sequence_length  # per update
     of_text = any("bits_per_byte" in row for row in rows)
     caption = "by step, with the compression baselines" if baselines else "by step"
     bits_per_byte = ("Bits per byte", caption, "bits_per_byte", 1, baselines, False)
@@ -141,16 +142,16 @@ def _charts(
         ("Busiest expert", "its load relative to an even share, one line per layer, by step", "busiest", 1, {}, True),
     )
     rows = [row | {"busiest": _busiest(row["router_load"])} if row.get("router_load") else row for row in rows]
-    charts = []
+    made = []
     for title, caption, key, scale, levels, from_zero in wanted:
         points = {kind: _points(rows, kind, key, scale) for kind in STYLES}
         curves = [Curve(points[kind], **style) for kind, style in STYLES.items() if len(points[kind])]
         if curves:
             bottom, top = _limits(curves, levels, from_zero)
-            second = ("training FLOPs", counted.training_flops_per_token) if key == "loss" else None
+            second = ("training FLOPs", flops) if key == "loss" else None
             along = "tokens" if key == "loss" else "step"
-            charts.append(LineChart(title, caption, along, curves, levels, bottom, top, second))
-    return charts
+            made.append(LineChart(title, caption, along, curves, levels, bottom, top, second))
+    return made
 
 
 def _busiest(loads: dict[str, list[list[float]]]) -> list[float]:
@@ -164,7 +165,7 @@ def _points(rows: list[dict], kind: str, key: str, scale: float) -> np.ndarray:
     return thinned([(row["step"] * scale, *np.atleast_1d(row[key])) for row in rows])
 
 
-def _limits(curves: list[Curve], levels: dict[str, float], from_zero: bool) -> tuple[float | None, float | None]:
+def _limits(curves: list[Curve], levels: Mapping[str, float], from_zero: bool) -> tuple[float | None, float | None]:
     """The ends of the y axis. Levels end it just above the highest of them: the first losses of an untrained model
     would otherwise flatten the rest of the chart."""
     if not levels:

@@ -8,17 +8,19 @@ from etils import epath
 from xfresearch.checkpoints import store
 from xfresearch.loading.language_model import LanguageModel
 from xfresearch.loading.loading import load
+from xfresearch.models.words import model_line
+from xfresearch.pages.cards import Card
 from xfresearch.run_config.config import Config
 from xfresearch.run_config.config_files import read_json
 from xfresearch.runtime.errors import UserError
 from xfresearch.runtime.files import exists, inside
 from xfresearch.runtime.run_rows import Rows
 from xfresearch.training.metrics import last_written, read_metrics
-from xfresearch.training.report import write_report
+from xfresearch.training.report import charts, write_report
 from xfresearch.training.workdir import lineage, starts
 
 
-class Run:
+class Run(Card):
     """The run in a directory. Everything is read from there when it is asked for.
 
         run = xf.Run("runs/a")
@@ -34,10 +36,19 @@ class Run:
         self.stopped_by = stopped_by
         self.config: Config = read_json(inside(self.workdir, "config.json"))
 
-    def __repr__(self) -> str:
-        best = f", best held-out loss {self.best[1]:.4f} at step {self.best[0]:,}" if self.best else ""
-        stopped = f", stopped by {self.stopped_by}" if self.stopped_by else ""
-        return f"Run({str(self.workdir)!r}): step {self.step:,} of {self.config.steps:,}{best}{stopped}"
+    def _title(self) -> str:
+        return f"Run {self.workdir}"
+
+    def _facts(self) -> dict[str, str]:
+        facts = {"model": model_line(self.config.model, self.config.sequence_length)}
+        facts["step"] = f"{self.step:,} of {self.config.steps:,}"
+        facts |= {"best": f"held-out loss {self.best[1]:.4f} at step {self.best[0]:,}"} if self.best else {}
+        return facts | ({"stopped by": self.stopped_by} if self.stopped_by else {})
+
+    def _picture(self) -> tuple[str, str] | None:
+        """The curves of the loss."""
+        drawn = [chart for chart in charts(self.config, self.history) if chart.title == "Loss"]
+        return (drawn[0].title, drawn[0].svg()) if drawn else None
 
     @property
     def step(self) -> int:
