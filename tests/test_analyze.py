@@ -50,6 +50,7 @@ def test_it_writes_data_pictures_and_a_report(workdir, capsys):
     assert "default-src 'none'" in page and not re.findall(r'(?:src|href)="', page)
     assert page.count("<svg") == len(of_lm.pictures) and "Strongest heads" in page
     picture = (target / "picture_0.svg").read_text()
+    assert len(list(target.glob("figure_*.pdf"))) == len(list(target.glob("figure_*.png"))) == len(of_lm.pictures)
     assert picture.startswith("<svg") and LIGHT["model"] in picture and DARK["model"] in picture
 
 
@@ -190,7 +191,7 @@ def test_every_analysis_runs_on_every_named_config_or_says_why_not(name, config)
         result = ANALYSES[name].run(lm, tokens_NL)
     finite = {name: np.isfinite(value) for name, (value, _) in result.summary.items() if "correlation" not in name}
     assert finite and all(finite.values())
-    assert all("<svg" in svg for svg in result.figures().values())
+    assert all("<svg" in svg for svg in result.elements().values())
 
 
 @pytest.mark.parametrize("name", ["attention", "norms", "routing"])

@@ -72,12 +72,12 @@ def analysed(lm: LanguageModel, name: str) -> None:
     if analysis.prompts:
         both = TOKENS_NL[:1], OTHER_NL[:1]
         source = {"source": [each[:, :SOURCE] for each in both]} if lm.config.encoder else {}
-        analysis.run(lm, *both, (1, 2), **source).figures()
+        analysis.run(lm, *both, (1, 2), **source).elements()
     else:
         data, few = OF_ANALYSIS.get(name, (TOKENS_NL, {}))
         rows = {id(TOKENS_NL): read_by(lm, TOKENS_NL)}  # others are facts
         few = {option: rows.get(id(value), value) for option, value in few.items()}
-        analysis.run(lm, rows.get(id(data), data), **few).figures()
+        analysis.run(lm, rows.get(id(data), data), **few).elements()
 
 
 def traced(lm: LanguageModel) -> None:

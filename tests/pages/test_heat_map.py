@@ -3,6 +3,7 @@
 import re
 
 import numpy as np
+import pytest
 
 from xfresearch.pages.colours import LIGHT
 from xfresearch.pages.heat_map import heat_map
@@ -55,3 +56,11 @@ def test_names_under_narrow_cells_are_upright_and_above_the_title_of_the_columns
     assert len(ends) == 3 and "c\u2400" in svg and len(cells(svg)) == 6
     assert ends[0] + 12 * 5 < title < float(re.search(r'viewBox="0 0 \S+ ([\d.]+)"', svg)[1])
     assert 'width="18"' in svg
+
+
+@pytest.mark.parametrize("value, low", [(4.577, 0), (0.0, 0), (-2.0, -2)])
+def test_values_that_are_shown_as_one_number_have_one_colour(value, low):
+    """Their last digits are noise, which would have all colours."""
+    svg = heat_map("a", [[value, value * (1 + 1e-9)], [value * (1 - 1e-9), value]], "row", "column")
+    found = cells(svg)
+    assert len(found) == 4 and len({each[:2] for each in found}) == 1 and f">{low}</text>" in svg

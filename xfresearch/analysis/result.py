@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from etils import epath
@@ -15,10 +15,14 @@ from xfresearch.pages.charts import with_interval
 from xfresearch.pages.colours import as_file
 from xfresearch.pages.figures import HeatMap, LineChart, Table
 from xfresearch.pages.html import write_page
+from xfresearch.pages.plots import files, plots
 from xfresearch.runtime.files import inside, make_directory, write_bytes, write_json
 from xfresearch.runtime.summaries import mean_interval, mean_of_known
 from xfresearch.runtime.tables import PLUS_MINUS
 from xfresearch.runtime.terminal import visible
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 COLUMN = 440  # width of a picture that fits into one of the page's two columns
 
@@ -91,13 +95,17 @@ class Result(Card):
     def _picture(self) -> tuple[str, str] | None:
         return (self.pictures[0].title, self.pictures[0].svg()) if self.pictures else None
 
-    def figures(self) -> dict[str, str]:
+    def figures(self, columns: int = 1) -> "dict[str, Figure]":
+        """{title: Matplotlib's figure} of the pictures, as wide as `columns`, 1 or 2, of a printed page."""
+        return plots(self.pictures, columns)
+
+    def elements(self) -> dict[str, str]:
         """{title: SVG element} of the pictures, in the colours of the light theme."""
         return {picture.title: picture.svg() for picture in self.pictures}
 
     def drawings(self) -> list[bytes]:
         """The pictures as SVG files, with a dark theme."""
-        return [visible(as_file(svg)).encode() for svg in self.figures().values()]
+        return [visible(as_file(svg)).encode() for svg in self.elements().values()]
 
     def report(self, path: str | os.PathLike[str]) -> None:
         """Writes one static HTML page, which loads nothing from the network."""
@@ -121,6 +129,8 @@ class Result(Card):
         write_arrays(folder / "arrays.npz", {n: np.asarray(v) for n, v in self.data.items() if np.ndim(v)})
         for number, drawing in enumerate(self.drawings()):
             write_bytes(folder / f"picture_{number}.svg", drawing)
+        for name, content in files(self.pictures).items():
+            write_bytes(folder / name, content)
         for name, content in self.files.items():
             write_bytes(inside(folder, name), content)
         write_report(folder / "report.html", [self], links=_pages(self))
@@ -145,7 +155,7 @@ def write_report(
     """Writes a page with the last of the results. `series` are charts over the steps of a run; `links` are names of pages
     beside it."""
     template = Path(__file__).parent / "report.html.jinja"
-    figures = results[-1].figures()
+    figures = results[-1].elements()
     wide = [title for title, svg in figures.items() if float(re.findall(r'width="([\d.]+)"', svg)[0]) > COLUMN]
     about = PLUS_MINUS.replace("+-", "±")
     write_page(path, template, result=results[-1], figures=figures, wide=wide, series=series, links=links, plus_minus=about)

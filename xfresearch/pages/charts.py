@@ -68,27 +68,32 @@ def line_chart(
         figure = Figure(figsize=(4.2, 2.6))
         low, high = (0.17 if along else 0.105), (0.86 if second else 0.96)  # room for the names of the x axes
         axes = figure.add_axes((0.12, low, 0.86, high - low))
-        axes.set_xlabel(along, color=LIGHT["muted"], fontsize=8, loc="right", labelpad=2)
-        for curve in curves:
-            marker = "o" if curve.marked and len(curve.points) <= 40 else None
-            x, y = np.split(curve.points, [1], axis=1)
-            colour = LIGHT[curve.colour]
-            axes.plot(
-                x[:, 0], y, marker=marker, markersize=3.2, color=colour, linewidth=curve.width, linestyle=curve.dashes
-            )
-            if curve.half is not None:
-                ends = y[:, 0] - curve.half, y[:, 0] + curve.half
-                axes.fill_between(x[:, 0], *ends, color=colour, alpha=BAND, linewidth=0)
-        for name, level in levels.items():
-            axes.axhline(level, color=LIGHT["muted"], linewidth=0.8, dashes=(3, 3))
-            width = axes.get_yaxis_transform()  # x is a fraction of the width
-            axes.text(1, level, name, color=LIGHT["muted"], fontsize=8, transform=width, ha="right", va="bottom")
-        axes.margins(x=0.02)
-        axes.set_ylim(bottom=bottom, top=top)
-        _style(axes)
-        if second:
-            _add_second_axis(axes, *second)
+        draw_lines(axes, curves, levels, bottom, top, second, along)
         return _page_svg(figure, title)
+
+
+def draw_lines(axes, curves, levels, bottom=None, top=None, second=None, along="") -> None:
+    """Draws the chart of line_chart on Matplotlib's axes."""
+    axes.set_xlabel(along, color=LIGHT["muted"], fontsize=8, loc="right", labelpad=2)
+    for curve in curves:
+        marker = "o" if curve.marked and len(curve.points) <= 40 else None
+        x, y = np.split(curve.points, [1], axis=1)
+        colour = LIGHT[curve.colour]
+        axes.plot(
+            x[:, 0], y, marker=marker, markersize=3.2, color=colour, linewidth=curve.width, linestyle=curve.dashes
+        )
+        if curve.half is not None:
+            ends = y[:, 0] - curve.half, y[:, 0] + curve.half
+            axes.fill_between(x[:, 0], *ends, color=colour, alpha=BAND, linewidth=0)
+    for name, level in levels.items():
+        axes.axhline(level, color=LIGHT["muted"], linewidth=0.8, dashes=(3, 3))
+        width = axes.get_yaxis_transform()  # x is a fraction of the width
+        axes.text(1, level, name, color=LIGHT["muted"], fontsize=8, transform=width, ha="right", va="bottom")
+    axes.margins(x=0.02)
+    axes.set_ylim(bottom=bottom, top=top)
+    _style(axes)
+    if second:
+        _add_second_axis(axes, *second)
 
 
 def _add_second_axis(axes, name: str, scale: float) -> None:

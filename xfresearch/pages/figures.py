@@ -24,10 +24,13 @@ class HeatMap(NamedTuple):
 
     def svg(self) -> str:
         """The picture as an SVG element."""
-        texts = self.texts
-        if isinstance(texts, str):
-            texts = tuple(tuple(format(value, texts) for value in row) for row in self.values)
-        return heat_map(self.title, self.values, self.rows, self.columns, self.low, self.high, self.names, texts)
+        return heat_map(self.title, self.values, self.rows, self.columns, self.low, self.high, self.names, self.cells())
+
+    def cells(self) -> tuple[tuple[str, ...], ...] | None:
+        """The texts in the cells."""
+        if isinstance(self.texts, str):
+            return tuple(tuple(format(value, self.texts) for value in row) for row in self.values)
+        return self.texts
 
 
 class Shown(NamedTuple):

@@ -28,11 +28,10 @@ def heat_map(
     values = np.asarray(values, np.float64)
     count_rows, count_columns = values.shape
     size = min(CELL, WIDTH / count_columns)
-    names = [_line(name, LETTERS_OF_NAME) for name in names]
+    names = [line(name, LETTERS_OF_NAME) for name in names]
     under = LETTER * max(map(len, names), default=0) + 4  # the longest name
     wide, high_of_cell = (max(WIDE, under), CELL) if texts is not None else (CELL, CELL) if names else (size, size)
-    low = float(np.nanmin(values)) if low is None else low
-    high = float(np.nanmax(values)) if high is None else high
+    low, high = ends(values, low, high)
     left, bottom = 46, count_rows * high_of_cell + 8
     parts = [_cells(values, (wide, high_of_cell), left, low, high, (rows, columns), names, texts)]
     labels = list(enumerate(names)) or [(c, str(c)) for c in _some(count_columns)]
@@ -52,8 +51,15 @@ def heat_map(
     return f'{head}{size_of}font-family="system-ui, sans-serif" font-size="9">{"".join(parts)}</svg>'
 
 
-def _colour(value: float, low: float, high: float) -> tuple[str, float]:
-    """Colour and opacity of a value."""
+def ends(values: np.ndarray, low: float | None, high: float | None) -> tuple[float, float]:
+    """The values without colour and of full colour. Values that are shown as the same number have the same colour: theirs
+    are not the ends."""
+    ends = float(np.nanmin(values)) if low is None else low, float(np.nanmax(values)) if high is None else high
+    return (min(0.0, *ends), max(0.0, *ends)) if short(ends[0]) == short(ends[1]) else ends
+
+
+def colour(value: float, low: float, high: float) -> tuple[str, float]:
+    """Colour, a name of LIGHT, and opacity of a value."""
     if low < 0:
         share = value / (high if value > 0 else low) if (high if value > 0 else low) else 0.0
         return ("model" if value > 0 else "training"), min(max(share, 0.0), 1.0)
@@ -66,13 +72,13 @@ def _cells(values, size: tuple[float, float], left: float, low: float, high: flo
     for (r, c), value in np.ndenumerate(values):
         if np.isnan(value):
             continue
-        colour, opacity = _colour(value, low, high)
+        name, opacity = colour(value, low, high)
         x, y = left + c * wide, 8 + (len(values) - 1 - r) * tall
         text = escape(f"{axes[0]} {r}, {axes[1]} {names[c] if len(names) else c}: {short(float(value))}")
-        look = f'fill="{LIGHT[colour]}" fill-opacity="{opacity:.3f}" stroke="{LIGHT["rule"]}" stroke-width=".4"'
+        look = f'fill="{LIGHT[name]}" fill-opacity="{opacity:.3f}" stroke="{LIGHT["rule"]}" stroke-width=".4"'
         parts.append(f'<rect x="{x:g}" y="{y:g}" width="{wide:g}" height="{tall:g}" {look}><title>{text}</title></rect>')
         if texts is not None:
-            parts.append(_label(x + wide / 2, y + tall / 2 + 3.5, _line(texts[r][c], LETTERS), "middle", ink="ink"))
+            parts.append(_label(x + wide / 2, y + tall / 2 + 3.5, line(texts[r][c], LETTERS), "middle", ink="ink"))
     return "".join(parts)
 
 
@@ -85,7 +91,7 @@ def _upright(x: float, y: float, text: str) -> str:
     return _label(x, y, text, "end", f' transform="rotate(-90 {x:g} {y:g})"')
 
 
-def _line(text, letters: int) -> str:
+def line(text, letters: int) -> str:
     """The first letters of a text in one line. SVG leaves out a space at the start, so it is shown as a dot."""
     text = visible(str(text).replace("\n", "\\n"))
     return (f"·{text[1:]}" if text.startswith(" ") else text)[:letters]
@@ -101,7 +107,7 @@ def _legend(x: float, y: float, low: float, high: float) -> str:
     steps = 12
     parts = [_label(x - 5, y + 7, short(low), "end")]
     for number in range(steps):
-        colour, opacity = _colour(low + (high - low) * number / (steps - 1), low, high)
+        name, opacity = colour(low + (high - low) * number / (steps - 1), low, high)
         place = f'x="{x + number * 9:g}" y="{y:g}" width="9" height="8"'
-        parts.append(f'<rect {place} fill="{LIGHT[colour]}" fill-opacity="{opacity:.3f}"/>')
+        parts.append(f'<rect {place} fill="{LIGHT[name]}" fill-opacity="{opacity:.3f}"/>')
     return "".join(parts) + _label(x + steps * 9 + 5, y + 7, short(high), "start")
