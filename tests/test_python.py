@@ -84,6 +84,8 @@ def test_a_run_has_its_history_model_and_report(run):
     assert run.lm.step == 6 and run.lm([[1, 2]]).shape == (1, 2, 257)
     assert run.report.read_text().count("<svg") > 2
     assert f"held-out loss {losses[best]:.4f} at step {best}" in repr(run) and 'alt="Loss"' in check(run)
+    drawn = run.figures(columns=2)["Loss"]
+    np.testing.assert_array_equal(drawn.axes[0].lines[1].get_ydata(), list(losses.values()))
     start = json.loads((run.workdir / "run.json").read_text())["starts"][0]
     assert start["command"][:5] == ["python", "-m", "xfresearch.train", "--config", "gpt2:tiny"]
 

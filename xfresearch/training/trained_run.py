@@ -2,6 +2,7 @@
 
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from etils import epath
 
@@ -10,6 +11,8 @@ from xfresearch.loading.language_model import LanguageModel
 from xfresearch.loading.loading import load
 from xfresearch.models.words import model_line
 from xfresearch.pages.cards import Card
+from xfresearch.pages.panel import panel_pictures
+from xfresearch.pages.plots import plots
 from xfresearch.run_config.config import Config
 from xfresearch.run_config.config_files import read_json
 from xfresearch.runtime.errors import UserError
@@ -18,6 +21,9 @@ from xfresearch.runtime.run_rows import Rows
 from xfresearch.training.metrics import last_written, read_metrics
 from xfresearch.training.report import charts, write_report
 from xfresearch.training.workdir import lineage, starts
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 class Run(Card):
@@ -72,6 +78,12 @@ class Run(Card):
         rows = [row for row in self.history.where(kind="evaluation") if row["loss"] is not None]
         same = [(row["loss"], row["step"]) for row in rows if row["tokens"] == rows[0]["tokens"]]
         return min(same)[::-1] if same else None
+
+    def figures(self, columns: int = 1) -> "dict[str, Figure]":
+        """{title: Matplotlib's figure} of the report's curves and of its pictures of layers, as wide as `columns`, 1 or 2,
+        of a printed page. Baselines of compression are in the report alone."""
+        rows = self.history
+        return plots([*charts(self.config, rows), *panel_pictures(rows)], columns)
 
     @cached_property
     def lm(self) -> LanguageModel:
