@@ -44,7 +44,7 @@ def main(arguments: list[str]) -> None:
     from xfresearch.run_config.config_files import parse
 
     config = parse(given)
-    if trains_on_labels(config.data) or config.data.objective.kind == "seq2seq":
+    if trains_on_labels(config.data) or config.data.objective.kind in ("seq2seq", "chat"):
         raise UserError(f"config.data.corpus={config.data.corpus} is not allowed: only text is prepared before training")
     tokenizer = tokenizer_for(config.data)
     for number, corpus in enumerate(config.data.corpus):

@@ -68,7 +68,7 @@ def summary(path: Path, source: str) -> str:
 
 def chat(path: Path, _: str) -> str:
     """The text of two messages by the chat template."""
-    from xfresearch.interop.chat import render
+    from xfresearch.data.chat.templates import render
 
     messages = [{"role": "user", "content": "Hello?"}, {"role": "assistant", "content": "Yes."}]
     return render({"chat_template.jinja": path.read_bytes()}, messages)

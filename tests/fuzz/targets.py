@@ -23,9 +23,10 @@ from tests.fuzz.tokenizers import llama2c_tokenizer, sentence_piece, steps, toke
 from tests.interop.edits import WEIGHTS
 from tests.tiny_runs import ROOT, make_run, tiny_model
 from xfresearch.checkpoints import store
+from xfresearch.data.chat import templates
 from xfresearch.data.corpus_files import read_documents
 from xfresearch.data.records import read_record, read_records
-from xfresearch.interop import chat, llama2c
+from xfresearch.interop import llama2c
 from xfresearch.interop.tensor_files import tensors_in
 from xfresearch.loading.loading import read_params, stored
 from xfresearch.run_config.config_files import parse
@@ -83,7 +84,7 @@ def documents(file: Path) -> None:
 
 def rendered(file: Path) -> None:
     """`file` is a chat template."""
-    assert isinstance(chat.render({file.name: file.read_bytes()}, [{"role": "user", "content": "a"}]), str)
+    assert isinstance(templates.render({file.name: file.read_bytes()}, [{"role": "user", "content": "a"}]), str)
 
 
 def requests(file: Path) -> None:

@@ -12,8 +12,8 @@ import xfresearch as xf
 from tests.field.test_field import FOLDER
 from tests.tiny_runs import rough_params, tiny_model
 from xfresearch import generate
+from xfresearch.data.chat import templates
 from xfresearch.data.tokenizers import load_tokenizer
-from xfresearch.interop import chat
 
 TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}\n  {%- if m.role == 'system' %}{{ raise_exception('no system') }}{% endif %}\n"
@@ -70,7 +70,7 @@ def test_generate_takes_ids(lm):
 
 def test_a_chat_template_is_applied(lm):
     text = "<|endoftext|><|user|>the a<|assistant|>"
-    assert chat.render(lm.source.files, [{"role": "user", "content": " the a "}]) == text
+    assert templates.render(lm.source.files, [{"role": "user", "content": " the a "}]) == text
     assert lm.chat(" the a ") == lm.tokenizer.encode_special(text) and lm.chat("a")[0] == END
 
 
@@ -104,9 +104,9 @@ LIMITS = "cannot be rendered: it takes more than 1 s of processor time or 256 Mi
     ],
 )
 def test_a_template_that_cannot_be_rendered_is_refused_in_one_line(files, error, monkeypatch):
-    monkeypatch.setattr(chat, "SECONDS", 1)
+    monkeypatch.setattr(templates, "SECONDS", 1)
     with pytest.raises(xf.UserError, match=error) as caught:
-        chat.render(files, [{"role": "user", "content": "a"}])
+        templates.render(files, [{"role": "user", "content": "a"}])
     assert "\n" not in str(caught.value)
 
 
@@ -123,20 +123,20 @@ TALK = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
 
 @pytest.mark.parametrize("template, text", MARKED.items())
 def test_text_that_is_marked_for_training_is_text(template, text):
-    assert chat.render({"chat_template.jinja": template.encode()}, TALK) == text
+    assert templates.render({"chat_template.jinja": template.encode()}, TALK) == text
 
 
 def test_a_template_that_ran_out_of_its_limits_is_followed_by_others():
     """The values of a rendering are not seen by the next, and half of a surrogate pair comes back as it was."""
     for files in (_jinja("{{ 'a' * 10**10 }}"), _jinja("{% set messages = 1 %}"), _jinja("{{ 'a' + 1 }}")):
         with suppress(xf.UserError):
-            chat.render(files, TALK)
-        assert chat.render(_jinja("{{ messages[0].content }}"), [{"content": "\ud800\0"}]) == "\ud800\0"
+            templates.render(files, TALK)
+        assert templates.render(_jinja("{{ messages[0].content }}"), [{"content": "\ud800\0"}]) == "\ud800\0"
 
 
 def test_a_template_refuses_by_its_own_words():
     with pytest.raises(xf.UserError, match="cannot be rendered: no system"):
-        chat.render({"chat_template.jinja": TEMPLATE.encode()}, [{"role": "system", "content": "a"}])
+        templates.render({"chat_template.jinja": TEMPLATE.encode()}, [{"role": "system", "content": "a"}])
 
 
 def test_the_command_has_a_flag_for_each(folder, capsys):

@@ -57,6 +57,10 @@ def open_corpus(corpus: str, data: DataConfig) -> "Corpus":
         from xfresearch.data.pairs import open_pairs
 
         return open_pairs(corpus, data)
+    if data.objective.kind == "chat":
+        from xfresearch.data.chat.chat_files import open_conversations
+
+        return open_conversations(corpus, data)
     if corpus not in BUILT_IN:
         require_given_corpus(corpus)
     name, path = _parse(corpus)

@@ -23,13 +23,14 @@ from xfresearch.options.run_options import RunConfig
 from xfresearch.runtime.errors import UserError
 
 if TYPE_CHECKING:
+    from xfresearch.data.chat.chat_splits import ChatSplit
     from xfresearch.data.pairs.pair_splits import PairedSplit, TaskSplit
 
 __all__ = ["Batches", "LabelledSplit", "PackedSplit", "Prefetch", "evaluation_batches", "prepare", "stream_tokens"]
 
 _ENDLESS = 1 << 50  # rows
 
-Split: TypeAlias = "PackedSplit | LabelledSplit | Corrupted | PairedSplit | TaskSplit"
+Split: TypeAlias = "PackedSplit | LabelledSplit | Corrupted | PairedSplit | TaskSplit | ChatSplit"
 
 
 def prepare(
@@ -48,6 +49,10 @@ def prepare(
         from xfresearch.data.pairs import pair_splits
 
         return pair_splits.prepare(config, split, corpus, tokenizer)
+    if config.data.objective.kind == "chat":
+        from xfresearch.data.chat import chat_splits
+
+        return chat_splits.prepare(config, split, corpus, tokenizer)
     tokenizer = tokenizer or tokenizer_for(config.data)
     objective = objective_of(config, tokenizer)
     rows = packed.prepare(replace(config, sequence_length=row_length(config)), split, corpus, tokenizer, seed)

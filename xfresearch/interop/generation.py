@@ -5,9 +5,10 @@ import sys
 from functools import cache
 from typing import Any
 
-from xfresearch.interop.source import Source, object_in
+from xfresearch.interop.source import Source
 from xfresearch.models.sampling import Beams, Rules, Settings, parts
 from xfresearch.runtime.errors import UserError, shortened
+from xfresearch.runtime.files import object_in
 
 FILE = "generation_config.json"
 # Settings that change a text and are not read, and the argument of `generate` that stands for one.

@@ -79,12 +79,3 @@ def small_files(*folder) -> dict[str, bytes]:
 def is_kept(name: str) -> bool:
     """Whether a file of this name belongs to the model."""
     return name in NAMES or name.endswith(".model")
-
-
-def object_in(files: dict[str, bytes], name: str) -> dict:
-    """The JSON object in one of a folder's `files`; {} if there is none. Raises UserError for a file that is not JSON."""
-    try:
-        value = json.loads(files.get(name, b"{}"))
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{name}: not valid JSON: {error}") from None
-    return value if isinstance(value, dict) else {}

@@ -315,10 +315,10 @@ class LanguageModel(Card):
         """The token ids of a conversation, [{"role": "user", "content": "..."}] or one message of the user, by the chat
         template of the Hugging Face folder that the model came from, up to where the answer begins. Raises UserError if
         there is no template."""
-        from xfresearch.interop import chat
+        from xfresearch.data.chat import templates
 
         messages = [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
-        text = chat.render(self.source.files if self.source else {}, messages)
+        text = templates.render(self.source.files if self.source else {}, messages)
         ids = self.encode(text, special_tokens=True)
         # The template writes the begin-of-text token where it wants one.
         tokenizer = self._reader()

@@ -1,5 +1,6 @@
 """The options of each objective: what a model predicts, and what it sees of a text (data/objectives/ makes the batches)."""
 
+import re
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -47,6 +48,26 @@ class Seq2Seq(Objective):
     rows: Literal["packed", "padded"] = option(
         "packed", "a row has several whole pairs with segment ids, or one pair and padding"
     )
+
+
+@dataclass(frozen=True)
+class Chat(Objective):
+    """The answers of conversations, as the chat template beside the tokenizer writes them."""
+
+    predicts = "tokens of answers"
+    kind: str = option("chat", "objective")
+    messages_field: str = option("messages", "field with the messages of a conversation")
+    prompt_field: str = option("prompt", "field with a question, in rows without messages")
+    completion_field: str = option("completion", "field with its answer")
+    today: str = option("2024-07-26", "the date that a template is told, YYYY-MM-DD: the data do not change with the day")
+
+    def check(self, config: Any) -> None:
+        allowed = f"True with {KEY}.kind='chat', which predicts next tokens"
+        require(config.model.causal, "model.causal", config.model.causal, allowed)
+        allowed = f"'documents' with {KEY}.kind='chat': a row has several conversations"
+        require(config.data.packing == "documents", "data.packing", config.data.packing, allowed)
+        is_date = re.fullmatch(r"\d{4}-(0[1-9]|1[0-2])-(0[1-9]|[12]\d|3[01])", self.today)
+        require(bool(is_date), f"{KEY}.today", self.today, "a date, YYYY-MM-DD")
 
 
 @dataclass(frozen=True)
@@ -100,4 +121,4 @@ class Prefix(Objective):
         require(not why, f"{KEY}.kind", self.kind, f"another one for this model, which has no prefix: {why}")
 
 
-OBJECTIVES = {each().kind: each for each in (Next, Seq2Seq, SpanCorruption, Masked, Prefix)}
+OBJECTIVES = {each().kind: each for each in (Next, Chat, Seq2Seq, SpanCorruption, Masked, Prefix)}

@@ -12,7 +12,7 @@ import os
 import shutil
 import stat
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -286,6 +286,16 @@ def read_object(path, most: int = MOST) -> dict:
     if not isinstance(value, dict):
         raise UserError(f"{path}: holds a JSON {type(value).__name__}: it must be an object")
     return value
+
+
+def object_in(files: Mapping[str, bytes], name: str) -> dict:
+    """The JSON object in one of the `files` of a folder, by name; {} if there is none. Raises UserError for a file that is
+    not JSON."""
+    try:
+        value = json.loads(files.get(name, b"{}"))
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{name}: not valid JSON: {error}") from None
+    return value if isinstance(value, dict) else {}
 
 
 def write_rows(path, rows: dict, name: str = "rows") -> None:

@@ -25,6 +25,10 @@ from xfresearch.runtime.tables import count, lines
 from xfresearch.training import budget
 from xfresearch.training.kernel_choices import layers_choice, loss_rows_choice, padded_vocabulary
 
+LEFT_OUT = {  # what rows are packed from: counts of what they leave out, in words
+    "n_pairs": {"n_longer": "longer pairs", "n_empty": "empty pairs"},
+    "n_conversations": {"n_longer": "longer examples", "n_empty": "conversations without an answer"},
+}
 OPTIMIZERS = {"adamw": "AdamW", "sgd": "SGD"}
 
 
@@ -65,8 +69,10 @@ def _size(meta: dict) -> str:
         return "sequences without end"
     about = "about " if meta.get("estimated") else ""
     text = f"{about}{amount(meta['n_bytes'], 'B')}, " if meta.get("n_bytes") else about
-    left = [f"{meta[f'n_{kind}']:,} {kind} pairs" for kind in ("longer", "empty") if meta.get(f"n_{kind}")]
-    notes = [f"without {' and '.join(left)}" if left else "", coverage.words(coverage.shares(meta))]
+    words = LEFT_OUT["n_conversations" if "n_conversations" in meta else "n_pairs"]
+    left = [f"{meta[name]:,} {what}" for name, what in words.items() if meta.get(name)]
+    predicted = f"{count(meta['n_predicted'])} of answers" if "n_predicted" in meta else ""
+    notes = [predicted, f"without {' and '.join(left)}" if left else "", coverage.words(coverage.shares(meta))]
     noted = f" ({'; '.join(filter(None, notes))})" if any(notes) else ""
     return f"{text}{count(meta['n_tokens'])} tokens in {meta['n_sequences']:,} sequences{noted}"
 

@@ -10,7 +10,6 @@ from xfresearch.data.text_sources import SPLITS, split_of
 from xfresearch.runtime.errors import UserError, nearest
 from xfresearch.runtime.formats import WHAT, refused, sniff
 
-OPTION = "config.data.objective.source_field, target_field"
 # What a file of a split is called, up to the first dot, '-' or '_', if the splits are published: train.jsonl, dev.tsv.
 NAMES = {"train": "train", "validation": "validation", "valid": "validation", "val": "validation", "dev": "validation"}
 NAMES |= {"test": "test"}
@@ -20,13 +19,17 @@ class PairFiles:
     """Pairs of local files. Files that are named train, dev (or valid, validation) and test are these splits, if there is a
     train and a validation file. Otherwise the hash of a source decides its pair's split, so equal sources share a split."""
 
+    what = "pairs"  # in messages
+    option = "config.data.objective.source_field, target_field"
+
     def __init__(self, path: str, source: str, target: str, tasks: tuple[str, ...] = (), links: str = "inside"):
         try:
             self.files = find_files(path, path, links)
         except UserError as error:
             if names_files(path):
                 raise
-            raise UserError(f"{error}, or a task: {', '.join(tasks)}{nearest(path, tasks)}") from None
+            task = f", or a task: {', '.join(tasks)}{nearest(path, tasks)}" if tasks else ""
+            raise UserError(f"{error}{task}") from None
         self.fields = source, target
         named = {file: NAMES.get(_word(file)) for file in self.files}
         self.by_name = {"train", "validation"} <= set(named.values()) and None not in named.values()
@@ -48,14 +51,18 @@ class PairFiles:
     def _read(self, path: Path) -> Iterator[tuple[bytes, bytes]]:
         file_format = sniff(path)
         if file_format.kind not in READERS:
-            raise refused(path, file_format, f"pairs must be in {READABLE}")
+            raise refused(path, file_format, f"{self.what} must be in {READABLE}")
         empty = True
-        for where, row in READERS[file_format.kind](path, file_format, *self.fields, option=OPTION):
+        for where, row in READERS[file_format.kind](path, file_format, *self.fields, option=self.option):
             empty = False
-            source, target = (text_of(row, where, field, OPTION) for field in self.fields)
-            yield source, target
+            yield self.pair_of(row, where)
         if empty:
             raise UserError(f"{path}: {WHAT[file_format.kind]} without a row")
+
+    def pair_of(self, row, where: str) -> tuple[bytes, bytes]:
+        """The pair of a row, which stands at the place `where`."""
+        source, target = (text_of(row, where, field, self.option) for field in self.fields)
+        return source, target
 
     def documents(self, split: str) -> Iterator[bytes]:
         for pair in self.pairs(split):

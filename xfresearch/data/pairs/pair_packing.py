@@ -6,7 +6,7 @@ then all but the last, and predicts all.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
@@ -17,17 +17,30 @@ class Pair(NamedTuple):
     source: np.ndarray  # int32 [s]
     target: np.ndarray  # int32 [n], with the id that ends it
 
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The places that it takes in each side of a row."""
+        return len(self.source), len(self.target)
+
     def fits(self, source_length: int, length: int) -> bool:
         return len(self.source) <= source_length and len(self.target) <= length
 
 
-def packed_rows(pairs: Iterable[Pair], source_length: int, length: int) -> Iterator[list[Pair]]:
-    """The pairs of each row, which fits all of them. Best-fit bin packing by the places that stay free, with at most
-    OPEN_BINS open rows; to open another, the fullest is closed."""
-    bins: list[list[Pair]] = []
-    free: list[np.ndarray] = []  # places that are left in each row: of sources, of targets
-    for pair in pairs:
-        size = np.array([len(pair.source), len(pair.target)])
+class Sized(Protocol):
+    @property
+    def sizes(self) -> tuple[int, ...]: ...
+
+
+Part = TypeVar("Part", bound=Sized)
+
+
+def packed_rows(parts: Iterable[Part], *places: int) -> Iterator[list[Part]]:
+    """The parts, such as pairs, of each row, which has so many `places` in each side for all of them. Best-fit bin packing
+    by the places that stay free, with at most OPEN_BINS open rows; to open another, the fullest is closed."""
+    bins: list[list[Part]] = []
+    free: list[np.ndarray] = []  # places that are left in each side of a row
+    for part in parts:
+        size = np.array(part.sizes)
         fitting = [i for i, left in enumerate(free) if (size <= left).all()]
         if fitting:
             best = min(fitting, key=lambda i: free[i].sum())
@@ -37,9 +50,9 @@ def packed_rows(pairs: Iterable[Pair], source_length: int, length: int) -> Itera
                 del free[fullest]
                 yield bins.pop(fullest)
             bins.append([])
-            free.append(np.array([source_length, length]))
+            free.append(np.array(places))
             best = len(bins) - 1
-        bins[best].append(pair)
+        bins[best].append(part)
         free[best] -= size
     yield from bins
 

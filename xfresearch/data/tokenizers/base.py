@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from xfresearch.data.cache import digest
+from xfresearch.data.tokenizers.special_tokens import TEMPLATES
 from xfresearch.runtime.files import inside, write_bytes
 
 # A safe cut: in front of a single space between two visible ASCII characters. No token may extend across it.
@@ -62,7 +63,8 @@ class Tokenizer:
         self.vocab_size = len(token_bytes)
         self.stops = tuple(dict.fromkeys([end_of_text, *(i for i in stops if 0 <= i < self.vocab_size)]))
         self.byte_lengths = np.array([len(token) for token in token_bytes], np.int32)
-        self.digest = digest({name: hashlib.sha256(content).hexdigest() for name, content in files.items()})
+        of_ids = {name: content for name, content in files.items() if name not in TEMPLATES}
+        self.digest = digest({name: hashlib.sha256(content).hexdigest() for name, content in of_ids.items()})
         self.special_tokens = special_tokens or {}
         self._dummy_prefix = dummy_prefix
         self._safe_cut = self._find_safe_cut()

@@ -11,7 +11,8 @@ SETTINGS = "tokenizer_config.json"
 _NAME_FILES = ("special_tokens_map.json", SETTINGS)  # the second overrides the first
 _ID_FILES = ("generation_config.json", "config.json")  # the first that defines eos_token_id counts
 MOST_SENTINELS = 1 << 16
-FILES = (*_NAME_FILES, _ID_FILES[0])  # that are saved
+TEMPLATES = ("chat_template.jinja", "chat_template.json")  # of conversations: they change no text's tokens
+FILES = (*_NAME_FILES, _ID_FILES[0], *TEMPLATES)  # that are saved
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,7 @@ def read(directory: epath.Path) -> SpecialTokens:
     values: dict = {}
     for name in files:
         values |= {key: value for key, value in read_object(inside(directory, name)).items() if value is not None}
+    templates = {name: read_bytes(inside(directory, name)) for name in TEMPLATES if exists(directory / name)}
     stops = next(filter(None, (_stops(inside(directory, name)) for name in _ID_FILES)), ())
     names = ("decoder_start_token_id", "forced_bos_token_id", "forced_eos_token_id")
     found = {name: _id(directory, name) for name in names}
@@ -54,7 +56,7 @@ def read(directory: epath.Path) -> SpecialTokens:
     kind = str(values.get("tokenizer_class", "")).removesuffix("Fast")
     begin, end = (name_of(values.get(name)) for name in ("bos_token", "eos_token"))
     start, first, last = found.values()
-    return SpecialTokens(begin, adds_begin, end, stops, start, (first, last), sentinels, kind, files)
+    return SpecialTokens(begin, adds_begin, end, stops, start, (first, last), sentinels, kind, files | templates)
 
 
 def name_of(token) -> str:

@@ -1,6 +1,8 @@
 """Renders a chat template in a child process of confined.py: Jinja's sandbox ends no loop and bounds no text.
 
-A request is JSON: the source of the template, and the names that it sees with their values. The answer is the text, as JSON.
+A request is JSON: the source of the template, names that it sees with their values, the date or '', and for each
+conversation its own names and the parts to render: numbers of messages, and whether the answer begins after them. The answer
+has a line of JSON for each conversation: its texts, or a message if the template refuses it.
 """
 
 import json
@@ -33,11 +35,27 @@ class GenerationTag(Extension):
 
 
 def answers(request: bytes) -> Iterator[bytes]:
-    source, values = json.loads(request)
-    text = _compiled(source).render(values)
-    if len(text) > MOST:
-        raise ValueError(f"its text has {len(text):,} characters, which must be at most {MOST:,}")
-    yield json.dumps(text).encode()
+    source, values, today, conversations = json.loads(request)
+    template = _compiled(source)
+    if today:
+        values["strftime_now"] = datetime.fromisoformat(today).strftime
+    for own, parts in conversations:
+        yield json.dumps(_texts(template, values | own, parts)).encode() + b"\n"
+
+
+def _texts(template: Template, values: dict, parts: list) -> list[str] | str:
+    texts = []
+    try:
+        for count, begins in parts:
+            seen = {"tools": None, **values, "messages": values["messages"][:count], "add_generation_prompt": begins}
+            texts.append(template.render(seen))
+    except MemoryError:
+        raise
+    except Exception as error:  # of the template's code
+        return (str(error).strip().splitlines() or [type(error).__name__])[0]
+    if (length := max(map(len, texts), default=0)) > MOST:
+        return f"its text has {length:,} characters, which must be at most {MOST:,}"
+    return texts
 
 
 @lru_cache(maxsize=8)
