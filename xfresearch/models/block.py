@@ -8,9 +8,13 @@ reads, and what its output is added to.
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
+import jax
 from flax import nnx
 
+from xfresearch.models import adapters
 from xfresearch.models.block_config import BlockConfig
 from xfresearch.models.connections.connection import At
 from xfresearch.models.context import Aux, Context, add_losses
@@ -18,7 +22,7 @@ from xfresearch.models.costs import Costs
 from xfresearch.models.kinds import kind_of
 from xfresearch.models.layouts import LAYOUTS, Branch, output_scale
 from xfresearch.models.norms import Norm
-from xfresearch.models.parameters import parameter
+from xfresearch.models.parameters import Rngs, parameter
 from xfresearch.models.place import Place
 from xfresearch.models.stream import Stream
 
@@ -63,6 +67,7 @@ class Block(nnx.Module):
     def __call__(self, stream: Stream, ctx: Context, cache: dict | None = None):
         """The stream after the block, the caches of its sublayers by name, and the additional outputs."""
         block_BLD = read_BLD = None
+        block = adapters.added_up(self)
         caches: dict = {}
         losses: dict = {}
         statistics: dict = {}
@@ -75,7 +80,7 @@ class Block(nnx.Module):
             if connection.reads != "before":
                 read_BLD = connection.read(at, parameters, stream) if connection.reads == "stream" else block_BLD
             read_BLD = inner.tap("in", self._norm(branch, "in", read_BLD))
-            y_BLD, caches[name], aux = getattr(self, name)(read_BLD, inner, cache and cache[name])
+            y_BLD, caches[name], aux = getattr(block, name)(read_BLD, inner, cache and cache[name])
             stream = stream._replace(values={**stream.values, **aux.carried})
             y_BLD = self._norm(branch, "out", inner.tap("raw", y_BLD))
             y_BLD = inner.dropout(y_BLD, self.dropout, "out")
@@ -131,3 +136,30 @@ def _tapped(connection, at: At, stream: Stream, ctx: Context) -> Stream:
     values = {name: ctx.shard(stream.values[name], form.letters) for name, form in forms.items()}
     values = {name: ctx.tap(name, value) if forms[name].tap else value for name, value in values.items()}
     return connection.carry(at, stream, values)
+
+
+def make_block(stack: Any, name: str, key, number=0) -> Block:
+    """A new block of this name of a stack (StackConfig), with its adapters, for the layer `number`."""
+    block = Block(stack.around, stack.depth, stack.blocks[name], Rngs(key), number)
+    adapters.attach(block, stack.adapter, _prefix(stack, name), key)
+    return block
+
+
+def abstract_block(stack: Any, name: str) -> Block:
+    """The same with the shapes of its parameters alone."""
+    block: Block = nnx.eval_shape(partial(make_block, stack, name), jax.random.key(0))
+    return block
+
+
+def matrix_paths(stack: Any) -> list[str]:
+    """The paths of the matrices of all blocks of a stack, which the targets of adapters are matched with: those of its
+    parameters, but that stacks of one block have the block's name."""
+    return [
+        _prefix(stack, name) + path
+        for name in stack.blocks
+        for path, *_ in adapters.matrices(abstract_block(stack, name))
+    ]
+
+
+def _prefix(stack: Any, name: str) -> str:
+    return f"{stack.prefix.replace('.', '/')}blocks/{name}/"

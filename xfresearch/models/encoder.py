@@ -72,7 +72,7 @@ def resolved(encoder: EncoderStack, width: int) -> EncoderConfig:
 
 
 def options_of_stack(encoder: EncoderStack) -> EncoderConfig:
-    """The options of an encoder, without the initial values and dtypes, which are those of its model."""
+    """The options of an encoder, without the initial values, dtypes and adapters, which are those of its model."""
     return EncoderConfig(**{each.name: getattr(encoder, each.name) for each in fields(EncoderConfig)})
 
 

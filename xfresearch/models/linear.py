@@ -8,7 +8,7 @@ from flax import nnx
 
 from xfresearch.models.context import Context
 from xfresearch.models.costs import Costs
-from xfresearch.models.parameters import draw, kernel_std, parameter, plus
+from xfresearch.models.parameters import draw, kernel_std, parameter, plus, times
 from xfresearch.models.place import Place
 
 
@@ -50,6 +50,7 @@ class Linear(nnx.Module):
         kernel = draw(rngs.params(), shape.sizes, std, place.param_dtype)
         self.kernel = parameter(kernel, shape.inputs + shape.outputs, shape.inputs, shape.outputs, bias="bias")
         self.bias = parameter(jnp.zeros(shape.out_sizes, place.param_dtype), shape.outputs) if bias else None
+        self.kernel_adapter = nnx.data(None)  # adapters.py attaches it
 
     def __call__(self, x, ctx: Context | None = None):
         kernel = self.matrix().astype(x.dtype)
@@ -58,13 +59,19 @@ class Linear(nnx.Module):
         # This is a product of two matrices: with more dimensions, XLA on CPU takes twice as long for some gradients. A
         # sharded sequence dimension cannot be merged with the batch.
         rows = batch if ctx is not None and ctx.shards("context") else (-1,)
-        y = x.reshape(*rows, math.prod(inputs)) @ kernel.reshape(math.prod(inputs), math.prod(outputs))
+        x = x.reshape(*rows, math.prod(inputs))
+        y = x @ kernel.reshape(math.prod(inputs), math.prod(outputs))
+        y = y if self.kernel_adapter is None else y + self.adapted(x)
         y = y.reshape(*batch, *outputs)
         return y if self.bias is None else plus(y, self.bias[...])
 
     def matrix(self):
         """The matrix that multiplies x."""
         return self.kernel[...]
+
+    def adapted(self, x):
+        """What the adapter adds to the product of these rows with the matrix."""
+        return self.kernel_adapter(x)
 
 
 class IdentityPlus(Linear):
@@ -78,6 +85,9 @@ class IdentityPlus(Linear):
 
     def matrix(self):
         return identity_plus(self.kernel[...], self.identity_gain[...], self.weight_gain[...])
+
+    def adapted(self, x):
+        return times(super().adapted(x), self.weight_gain[...])
 
 
 def identity_plus(kernel, identity_gain, weight_gain):

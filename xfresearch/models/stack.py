@@ -6,27 +6,27 @@ It is separate from the language model (transformer.py), so that a model can hav
 from collections import Counter
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from xfresearch.models import layers
-from xfresearch.models.block import Block, places
+from xfresearch.models import adapters, layers
+from xfresearch.models.block import Block, abstract_block, make_block, places
 from xfresearch.models.block_config import BLOCKS, BlockConfig
 from xfresearch.models.connections.connection import At, Connection
 from xfresearch.models.context import Context, add_losses
 from xfresearch.models.costs import Costs, weights
 from xfresearch.models.kinds import kind_of
 from xfresearch.models.layouts import LAYOUTS, Branch
-from xfresearch.models.parameters import Rngs, parameter
+from xfresearch.models.parameters import parameter
 from xfresearch.models.place import Place
 from xfresearch.models.stream import Carried, Stream
 from xfresearch.models.sublayer import SharedTable
 from xfresearch.models.sublayers import Sublayer, sublayers
 from xfresearch.models.taps import Request
-from xfresearch.options.fields import choices, option, where
+from xfresearch.options.fields import choice, choices, option, where
 from xfresearch.runtime.errors import nearest, require
 from xfresearch.sharding.partition import constrain_parameters
 
@@ -59,7 +59,7 @@ class StackOptions:
 
 @dataclass(frozen=True)
 class NumberOptions:
-    """The initial values and the dtypes of all parameters of a model."""
+    """The initial values, the dtypes and the adapters of all parameters of a model."""
 
     init: Literal["fan_in", "normal"] = option(
         "fan_in",
@@ -73,6 +73,7 @@ class NumberOptions:
         "float32", "dtype of the computation", decides="precision"
     )
     param_dtype: Literal["float32", "float64"] = option("float32", "dtype of the parameters", decides="precision")
+    adapter: Any = choice(adapters.ADAPTERS, "none", "what is trained beside frozen matrices of the blocks")
 
 
 @dataclass(frozen=True)
@@ -287,8 +288,7 @@ def make_blocks(stack: StackConfig, rngs) -> nnx.Dict:
     for place in layers.stacks(stack):
         keys = jax.random.split(rngs.params(), place.repeats)
         numbers = jnp.array([layer.number for layer in layers.layers(stack) if layer.stack == place.name])
-        block = stack.blocks[place.block]
-        make = jax.vmap(lambda key, number, block=block: Block(stack.around, stack.depth, block, Rngs(key), number))
+        make = jax.vmap(partial(make_block, stack, place.block))
         blocks[place.name] = make(keys, numbers)
     return nnx.Dict(blocks)
 
@@ -388,4 +388,6 @@ def costs(stack: StackConfig, length: int) -> Costs:
     total = weights(sum(table.shape[0] * table.shape[1] for table in shared_tables(stack).values()))
     for place in layers.stacks(stack):
         total += Block.costs(stack.around, stack.depth, stack.blocks[place.block], length) * place.repeats
+        if stack.adapter.kind != "none":
+            total += adapters.costs(abstract_block(stack, place.block), length) * place.repeats
     return total

@@ -16,7 +16,7 @@ from flax import nnx
 
 from xfresearch.kernels.head import Head
 from xfresearch.kernels.lookup import lookup
-from xfresearch.models import encoder, head_layer, stack, token_stack
+from xfresearch.models import adapters, encoder, head_layer, stack, token_stack
 from xfresearch.models.context import Context
 from xfresearch.models.costs import Costs, shared_by, weights
 from xfresearch.models.encoder import Encoder
@@ -100,6 +100,7 @@ class Transformer(TokenStack):
         of_stack = {each.config.prefix: each.blocks for each in (self, self.encoder) if each is not None}
         for (prefix, at), chosen in groupby(self.config.sublayers(role, has, layer), lambda each: (each.prefix, each.layer)):
             block = jax.tree.map(lambda leaf, index=at.index: leaf[index], of_stack[prefix][at.stack])
+            block = adapters.merged(block)
             yield from (Bound(each, block) for each in chosen)
 
     def logit_head(self) -> Head:

@@ -56,8 +56,8 @@ DIMENSIONS = {
     "E": ("the experts", "feed_forward.moe.experts"),
 }
 # Never sharded: N layers, K head size, M slots, R distances, U lambda depth, S positions that every device needs,
-# X residual streams, Y token types.
-SHARDED_BY |= {letter: ((), ()) for letter in "NKMRUSXY"}
+# X residual streams, Y token types, Z rank of an adapter.
+SHARDED_BY |= {letter: ((), ()) for letter in "NKMRUSXYZ"}
 
 
 def row_parts(sizes) -> int:

@@ -19,6 +19,7 @@ from xfresearch.surgery.fuse_output import fuse_output as fuse_output
 from xfresearch.surgery.key_value_groups import expand_groups as expand_groups
 from xfresearch.surgery.key_value_groups import pool_groups as pool_groups
 from xfresearch.surgery.memory_to_feed_forward import memory_to_feed_forward as memory_to_feed_forward
+from xfresearch.surgery.merge_adapter import merge_adapter as merge_adapter
 from xfresearch.surgery.query_key import factor_query_key as factor_query_key
 from xfresearch.surgery.query_key import merge_query_key as merge_query_key
 from xfresearch.surgery.refused import Refused as Refused

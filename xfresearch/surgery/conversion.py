@@ -38,6 +38,7 @@ class Where(NamedTuple):
 
 EVERYWHERE = Where()
 STACKS = ("encoder", "decoder")
+MERGE = "merge_adapter"  # the conversion of adapters; no other one knows them
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,7 @@ class Conversion:
         """The network with the parts that `Where` names converted, one stack after the other. broken: True, or the name of
         the stack whose conversion lacks a step. The text of Refused begins with the name of the conversion."""
         options, where = self._all(options), Where(layers, stack, role)
+        self._check_adapter(network, where)
         for name in self.stacks(network, where):
             each = network.encoder if name == "encoder" else network
             assert each is not None
@@ -83,6 +85,15 @@ class Conversion:
                 stack = "encoder, " if name == "encoder" else ""
                 raise Refused(f"{self.name}: {stack}{refused}") from refused
         return network
+
+    def _check_adapter(self, network: Network, where: Where) -> None:
+        """Raises Refused for a model with adapters, unless this is the conversion that merges all of them."""
+        if self.name == MERGE:
+            everywhere = where.layers is None and not where.stack
+            refuse_unless(everywhere, f"{MERGE}: all layers of all stacks have adapters: leave out layers and stack")
+        else:
+            plain = network.model.adapter.kind == "none"
+            refuse_unless(plain, f"{self.name}: the model has an adapter: convert {MERGE},{self.name} merges it first")
 
     def stacks(self, network: Network, where: Where = EVERYWHERE) -> list[str]:
         """The names of the stacks that it changes. Raises UserError if there is none."""

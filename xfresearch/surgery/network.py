@@ -19,14 +19,13 @@ import numpy as np
 from flax import nnx
 
 from xfresearch.models import layers, transformer
-from xfresearch.models.block import Block
+from xfresearch.models.block import abstract_block
 from xfresearch.models.block_config import BLOCKS, BlockConfig
 from xfresearch.models.encoder import NAME, options_of_stack
 from xfresearch.models.layouts import LAYOUTS
 from xfresearch.models.linear_terms import LinearTerm, linear_terms
 from xfresearch.models.model_config import ModelConfig
 from xfresearch.models.norms import NormSpec
-from xfresearch.models.parameters import Rngs
 from xfresearch.models.sublayer import SublayerConfig
 from xfresearch.models.token_stack import TokenStackConfig
 from xfresearch.options.fields import with_values
@@ -236,8 +235,7 @@ def split_block(model: TokenStackConfig, name: str) -> Any:
 
 @cache
 def _split(model: TokenStackConfig, name: str, x64: bool) -> Any:
-    make = lambda: Block(model.around, model.depth, model.blocks[name], Rngs(jax.random.key(0)))  # noqa: E731
-    return nnx.split(nnx.eval_shape(make))
+    return nnx.split(abstract_block(model, name))
 
 
 def names_of(block: BlockConfig, role: str) -> list[str]:

@@ -11,6 +11,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from xfresearch.models.adapters import TRAINED
+from xfresearch.models.block import matrix_paths
+from xfresearch.models.model_config import ModelConfig
 from xfresearch.options.run_options import OptimizerConfig
 from xfresearch.runtime.errors import nearest, require
 from xfresearch.runtime.trees import by_path, split
@@ -28,18 +31,32 @@ SCALINGS = {
 
 
 def trainable(config: OptimizerConfig, params: dict) -> tuple[dict, dict]:
-    """The trained parameters and the frozen ones, of the parameters of a model or of a tree with the same paths."""
-    patterns = config.trainable or ("*",)
+    """The trained parameters and the frozen ones, of the parameters of a model or of a tree with the same paths. If the
+    model has adapters, these are trained, and the others only by a pattern."""
+    adapted = any(fnmatchcase(path, TRAINED) for path in by_path(params))
+    patterns = (TRAINED, *config.trainable) if adapted else config.trainable or ("*",)
     return split(params, lambda path: any(fnmatchcase(path, pattern) for pattern in patterns))
 
 
 def require_trainable(config: OptimizerConfig, params: dict) -> None:
     """Raises UserError if a pattern of config.trainable matches no parameter."""
-    paths = list(by_path(params))
-    for pattern in config.trainable:
-        allowed = f"patterns that each match a parameter; {pattern!r} matches none of {', '.join(paths)}"
+    _require_matches("optimizer.trainable", config.trainable, list(by_path(params)), "a parameter")
+
+
+def require_targets(model: ModelConfig) -> None:
+    """Raises UserError if there is no target of adapters, or if a pattern of the targets matches no matrix of a block."""
+    if model.adapter.kind != "none":
+        targets = model.adapter.targets
+        require(bool(targets), "model.adapter.targets", targets, "at least one pattern")
+        paths = [path for each in model.all_stacks for path in matrix_paths(each)]
+        _require_matches("model.adapter.targets", targets, paths, "a matrix")
+
+
+def _require_matches(key: str, patterns: tuple[str, ...], paths: list[str], what: str) -> None:
+    for pattern in patterns:
+        allowed = f"patterns that each match {what}; {pattern!r} matches none of {', '.join(paths)}"
         matches = any(fnmatchcase(path, pattern) for path in paths)
-        require(matches, "optimizer.trainable", config.trainable, allowed + nearest(pattern, paths))
+        require(matches, key, patterns, allowed + nearest(pattern, paths))
 
 
 def update_rule(config: OptimizerConfig, axes: dict) -> optax.GradientTransformationExtraArgs:

@@ -30,7 +30,7 @@ from xfresearch.run_config import config_files
 from xfresearch.run_config.config import Config
 from xfresearch.runtime import distributed
 from xfresearch.runtime.errors import require
-from xfresearch.runtime.trees import by_path, join, path_name, split
+from xfresearch.runtime.trees import by_path, join, nested, path_name, split
 from xfresearch.training.step import init_params
 from xfresearch.training.workdir import Origin, lineage, saved_config
 
@@ -50,7 +50,10 @@ def parse(arguments: Sequence[config_files.Source], workdir: str = "") -> Config
     in `workdir` that resumes. Raises UserError if an option changes them in a way that is not allowed."""
     path = config_files.start_path(arguments)
     if not path:
-        return config_files.parse(arguments)
+        config = config_files.parse(arguments)
+        allowed = "'none' without config.start.path: an adapter needs a trained model that it changes"
+        require(config.model.adapter.kind == "none", "model.adapter.kind", config.model.adapter.kind, allowed)
+        return config
     saved = saved_config(workdir) if workdir and store.steps(workdir) else None
     if saved and saved.start.path == path:
         config = config_files.parse(arguments, saved.model, saved.data.tokenizer)
@@ -78,6 +81,7 @@ def check_options(model: ModelConfig, config: Config) -> None:
         if leaf.value == value:
             continue
         may_differ, allowed, reason = leaf.decides not in FIXED, repr(value), FIXED.get(leaf.decides)
+        may_differ |= leaf.path == "adapter.kind" and value == "none"
         if leaf.path in ADD_ROWS:
             may_differ, allowed, reason = leaf.value > value, f"at least {value}", "only rows can be added to its tables"
         if leaf.path == "param_dtype":
@@ -109,7 +113,7 @@ def load(config: Config, mesh: Mesh) -> tuple[dict, Origin]:
     step, params = stored.read(_as_stored(stored.model, target, config))
     record = {"path": path, "kind": stored.kind, "step": step, "digest": digest(digests({"params": params}))}
     manifest.require_same_everywhere({"parameters to start from": str(record["digest"])})
-    params, added = _with_new_rows(params, target, config)
+    params, added = _with_new_parameters(params, target, config)
     if distributed.first():
         at = "" if step is None else f", step {step}"
         print(f"starts from the parameters of {path} ({stored.kind}{at})", file=sys.stderr)
@@ -120,8 +124,8 @@ def load(config: Config, mesh: Mesh) -> tuple[dict, Origin]:
 
 
 def _as_stored(model: ModelConfig, target: dict, config: Config) -> dict:
-    """`target` with the shapes of the trained model's parameters. A table with fewer rows is not sharded by row: the
-    mesh may not divide them. Raises UserError if another parameter has another shape."""
+    """`target` with the shapes of the trained model's parameters, and without new adapters. A table with fewer rows is not
+    sharded by row: the mesh may not divide them. Raises UserError if another parameter has another shape."""
     old = by_path(transformer.abstract(model))
 
     def shaped(path, leaf):
@@ -133,21 +137,23 @@ def _as_stored(model: ModelConfig, target: dict, config: Config) -> dict:
         sharding = NamedSharding(leaf.sharding.mesh, PartitionSpec(None, *leaf.sharding.spec[1:]))
         return jax.ShapeDtypeStruct(old[name].shape, leaf.dtype, sharding=sharding)
 
-    return jax.tree_util.tree_map_with_path(shaped, target)
+    return jax.tree_util.tree_map_with_path(shaped, split(target, lambda path: path in old)[0])
 
 
-def _with_new_rows(params: dict, target: dict, config: Config) -> tuple[dict, dict[str, tuple[int, int]]]:
+def _with_new_parameters(params: dict, target: dict, config: Config) -> tuple[dict, dict[str, tuple[int, int]]]:
     """The parameters with the shapes and shardings of `target`, and {name: (old rows, new rows)} of the tables that got
-    rows. The new rows are those that new parameters with the config's seed would have."""
+    rows. The new rows and adapters are those that new parameters with the config's seed would have."""
     old, new = by_path(params), by_path(target)
-    added = {name: (len(old[name]), new[name].shape[0]) for name in new if old[name].shape != new[name].shape}
-    tables, others = split(params, lambda path: path in added)
-    if not tables:
+    added = {name: (len(old[name]), new[name].shape[0]) for name in old if old[name].shape != new[name].shape}
+    drawn = split(target, lambda path: path in added or path not in old)[0]
+    if not drawn:
         return params, added
 
     def extend(tables: dict, seed) -> dict:
-        drawn, _ = split(init_params(config, seed), lambda path: path in added)
-        return jax.tree.map(lambda old, new: jnp.concatenate([old, new[len(old) :]]), tables, drawn)
+        fresh = by_path(init_params(config, seed))
+        rows = {path: jnp.concatenate([leaf, fresh[path][len(leaf) :]]) for path, leaf in tables.items()}
+        return nested({path: rows.get(path, fresh[path]) for path in by_path(drawn)})
 
-    shardings = jax.tree.map(lambda leaf: leaf.sharding, split(target, lambda path: path in added)[0])
-    return join(others, jax.jit(extend, out_shardings=shardings)(tables, config.seed)), added
+    shardings = jax.tree.map(lambda leaf: leaf.sharding, drawn)
+    tables = {path: old[path] for path in added}
+    return join(params, jax.jit(extend, out_shardings=shardings)(tables, config.seed)), added

@@ -26,7 +26,7 @@ from xfresearch.runtime.trees import join
 from xfresearch.sharding.partition import batch_sharding, state_shardings
 from xfresearch.training.hyperparameters import hyper_of, learning_rate, without_hyper
 from xfresearch.training.kernel_choices import has_prefixes, layers_choice
-from xfresearch.training.optimizer import require_trainable, trainable, update_rule
+from xfresearch.training.optimizer import require_targets, require_trainable, trainable, update_rule
 from xfresearch.training.step import (
     all_finite,
     init_params,
@@ -49,6 +49,7 @@ class Program:
         self.config, self.mesh = config, mesh
         axes = transformer.axes(config.model)
         require_trainable(config.optimizer, axes)
+        require_targets(config.model)
         self.trained_axes = trainable(config.optimizer, axes)[0]
         self.rule = update_rule(config.optimizer, self.trained_axes)
         self.gradients = make_gradients(config, mesh)
