@@ -1,6 +1,7 @@
 """Linear maps between dimensions that have letters."""
 
 import math
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -50,7 +51,7 @@ class Linear(nnx.Module):
         kernel = draw(rngs.params(), shape.sizes, std, place.param_dtype)
         self.kernel = parameter(kernel, shape.inputs + shape.outputs, shape.inputs, shape.outputs, bias="bias")
         self.bias = parameter(jnp.zeros(shape.out_sizes, place.param_dtype), shape.outputs) if bias else None
-        self.kernel_adapter = nnx.data(None)  # adapters.py attaches it
+        self.kernel_adapter: Any = nnx.data(None)  # adapters.py attaches it
 
     def __call__(self, x, ctx: Context | None = None):
         kernel = self.matrix().astype(x.dtype)
