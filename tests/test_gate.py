@@ -218,6 +218,7 @@ ALLOWED = {
     "data/facts.py": ("the package's own words", "read_text"),
     "data/row_file.py": (CACHE, "ArrayRecordReader ArrayRecordWriter"),
     "data/text_sources.py": ("Python's standard library", "open read_bytes walk"),
+    "data/token_formats.py": (OPENED, "memmap"),
     "data/tokenizers/hugging_face.py": (OPENED, "from_file"),
     "harness/tasks.py": ("the package's own tasks", "TaskManager glob read_text"),
     "interop/llama2c.py": (OPENED, "memmap"),

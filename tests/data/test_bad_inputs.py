@@ -119,12 +119,12 @@ def test_file_that_cannot_be_opened(tmp_path, data, monkeypatch):
 
 
 @pytest.mark.parametrize("corpus, expected", [
-    ("wikitxt2", "unknown corpus 'wikitxt2'; it must be python_stdlib, text_files, facts, wikitext2, enwik8, text8,"
+    ("wikitxt2", "unknown corpus 'wikitxt2'; it must be python_stdlib, text_files, tokens, facts, wikitext2, enwik8, text8,"
      " a TFDS data set or an existing path; did you mean 'wikitext2'?"),
-    *((path, f"unknown corpus '{path}'; it must be python_stdlib, text_files, facts, wikitext2, enwik8, text8,"
+    *((path, f"unknown corpus '{path}'; it must be python_stdlib, text_files, tokens, facts, wikitext2, enwik8, text8,"
        " a TFDS data set or an existing path; there is no such file or directory either")
       for path in ("missing.txt", "missing/notes", "~/missing", "missing/*.txt")),
-    ("", "unknown corpus ''; it must be python_stdlib, text_files, facts, wikitext2, enwik8, text8,"
+    ("", "unknown corpus ''; it must be python_stdlib, text_files, tokens, facts, wikitext2, enwik8, text8,"
      " a TFDS data set or an existing path"),
     ("text_files", "corpus 'text_files' needs a path: text_files:PATH, a file, directory or glob"),
     ("python_stdlib:src",

@@ -1,9 +1,10 @@
 """Corpora by name, and the documents of their splits.
 
-A corpus is `NAME` or `NAME:PATH`: python_stdlib, text_files:PATH, facts (PATH is a folder of relation files), wikitext2,
-enwik8, text8 (PATH is their manual_dir), or any other TFDS data set (PATH is its data_dir). `PATH` alone, if it exists, is
-text_files:PATH; a built-in name is never a path. A TFDS data set without a validation split gets one: 5 % of the documents
-of the shards of train that sample (corpus_inputs.py), chosen by the hash of their text.
+A corpus is `NAME` or `NAME:PATH`: python_stdlib, text_files:PATH, tokens:PATH (ids of tokens: token_corpus.py), facts (PATH
+is a folder of relation files), wikitext2, enwik8, text8 (PATH is their manual_dir), or any other TFDS data set (PATH is its
+data_dir). `PATH` alone, if it exists, is text_files:PATH; a built-in name is never a path. A TFDS data set without a
+validation split gets one: 5 % of the documents of the shards of train that sample (corpus_inputs.py), chosen by the hash of
+their text.
 """
 
 import contextlib
@@ -17,8 +18,9 @@ from typing import TYPE_CHECKING, TypeAlias
 from xfresearch.data import text_sources
 from xfresearch.data.cache import cache_root, digest, locked
 from xfresearch.data.corpus_files import names_files
-from xfresearch.data.corpus_inputs import LEAST, Input, Shard, of_splits, shards_of
+from xfresearch.data.corpus_inputs import LEAST, Input, Shard, TextCorpus, of_splits
 from xfresearch.data.given import require_given_corpus
+from xfresearch.data.token_corpus import TokenFiles
 from xfresearch.options.run_options import DataConfig
 from xfresearch.runtime.errors import UserError, nearest
 from xfresearch.runtime.files import check_tree
@@ -26,9 +28,7 @@ from xfresearch.runtime.files import check_tree
 if TYPE_CHECKING:
     from xfresearch.data.pairs import PairFiles, PairTask
 
-BUILT_IN = ("python_stdlib", "text_files", "facts", "wikitext2", "enwik8", "text8")
-_FORMAT = 2
-_SAMPLED = 16  # shards from which a tokenizer is trained
+BUILT_IN = ("python_stdlib", "text_files", "tokens", "facts", "wikitext2", "enwik8", "text8")
 
 
 def documents(corpus: str, split: str, data: DataConfig) -> Iterator[bytes]:
@@ -75,6 +75,8 @@ def open_corpus(corpus: str, data: DataConfig) -> "Corpus":
         if not path:
             raise UserError("corpus 'text_files' needs a path: text_files:PATH, a file, directory or glob")
         return BuiltInCorpus(name, text_sources.TextFiles(path, data.text_field, data.links), data)
+    if name == "tokens":
+        return TokenFiles(path, data.links)
     if name == "facts":
         from xfresearch.data.facts import FactSentences
 
@@ -94,49 +96,6 @@ def _parse(corpus: str) -> tuple[str, str]:
         return "text_files", corpus
     version = re.fullmatch(r"(\d+\.\d+\.\d+)(?::(.*))?", path)  # a TFDS version: c4/en:3.1.0
     return (f"{name}:{version[1]}", version[2] or "") if version else (name, path)
-
-
-class TextCorpus:
-    """A corpus of text: its `splits`, and the documents of its shards with their splits."""
-
-    name: str
-    splits: tuple[str, ...]
-
-    @cached_property
-    def inputs(self) -> list[Input]:
-        raise NotImplementedError
-
-    def identity(self) -> dict:
-        """A JSON value that changes whenever the documents change."""
-        return {"corpus": self.name, "format": _FORMAT, "inputs": digest([each.found for each in self.inputs])}
-
-    def divide(self, shard: Shard) -> Iterator[tuple[str, bytes]]:
-        """The split and the text of each document of a shard, in order."""
-        raise NotImplementedError
-
-    @cached_property
-    def shards(self) -> list[Shard]:
-        return shards_of(self.inputs)
-
-    def shards_with(self, split: str) -> list[Shard]:
-        """The shards in which documents of a split may be."""
-        return [shard for shard in self.shards if shard.has(split)]
-
-    def documents(self, split: str) -> Iterator[bytes]:
-        """The documents of a split, in order."""
-        pairs = (pair for shard in self.shards_with(split) for pair in self.divide(shard))
-        return (text for of, text in pairs if of == split)
-
-    def n_bytes(self, split: str) -> int:
-        """About how many bytes a split has."""
-        return sum(shard.size for shard in self.shards_with(split))
-
-    def sample(self, split: str) -> tuple[Iterator[bytes], int]:
-        """The documents of evenly spaced shards of a split, and about how many bytes these are: all of a small corpus."""
-        shards = self.shards_with(split)
-        chosen = shards[:: -(-len(shards) // _SAMPLED)]
-        pairs = (pair for shard in chosen for pair in self.divide(shard))
-        return (text for of, text in pairs if of == split), sum(shard.size for shard in chosen)
 
 
 class BuiltInCorpus(TextCorpus):

@@ -2,7 +2,7 @@
 
 import glob
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import chain, takewhile
 from pathlib import Path
@@ -17,6 +17,7 @@ from xfresearch.runtime.formats import BROKEN, JSON, PROSE, WHAT, FileFormat, re
 # The files that a directory is searched for. A .json file counts if it has rows; others describe a data set or a program.
 TEXT_SUFFIXES = (".txt", ".text", ".tokens", *PROSE)
 ROW_SUFFIXES = (*JSON, ".csv", ".tsv", *dict.fromkeys(chain.from_iterable(each.suffixes for each in FORMATS.values())))
+SUFFIXES_READ = (*ROW_SUFFIXES, *TEXT_SUFFIXES)
 READER = 4  # increased when the reader finds other documents in the same files, so that caches are made again
 PIECE = 1 << 20  # bytes of a document of a text that is longer than LONGEST
 
@@ -27,15 +28,16 @@ def names_files(path: str) -> bool:
     return bool(path) and (base.exists() or bool(_glob(base)))
 
 
-def find_files(path: str, corpus: str, links: str = "inside") -> list[Path]:
-    """The files of a path, which is a file, a directory (searched recursively) or a glob; sorted. `links` is data.links.
+def find_files(path: str, corpus: str, links: str = "inside", suffixes: Sequence[str] = SUFFIXES_READ) -> list[Path]:
+    """The files of a path, which is a file, a directory (searched recursively, for names with one of the `suffixes`) or a
+    glob; sorted. `links` is data.links.
 
     Raises UserError if there are none, and for a link that leads out of the directory, but with links='anywhere'.
     """
     base = Path(path).expanduser()
     if base.is_dir():
-        found = [file for file in _below(base, links) if _is_text(file)]
-        wanted = f"files named *{', *'.join(ROW_SUFFIXES + TEXT_SUFFIXES)} (also with {', '.join(SUFFIXES)})"
+        found = [file for file in _below(base, links, suffixes) if _is_text(file)]
+        wanted = f"files named *{', *'.join(suffixes)} (also with {', '.join(SUFFIXES)})"
     elif base.exists():
         return [base]
     else:
@@ -51,8 +53,8 @@ def _glob(pattern: Path) -> list[Path]:
     return [Path(path) for path in glob.glob(str(pattern), recursive=True)]
 
 
-def _below(base: Path, links: str) -> Iterator[Path]:
-    """What has the name of a text or of rows in a directory and in those below it, but for hidden ones. A directory that
+def _below(base: Path, links: str, suffixes: Sequence[str]) -> Iterator[Path]:
+    """What has one of the `suffixes` in a directory and in those below it, but for hidden ones. A directory that
     links lead to is searched once, and not as a link if it is below `base`."""
     top = Path(os.path.realpath(base))
     waiting, known = [base], {top}
@@ -61,7 +63,7 @@ def _below(base: Path, links: str) -> Iterator[Path]:
             if path.name.startswith(".") or path.name == "__pycache__":
                 continue
             if not path.is_dir():
-                if suffix_of(path) in (*ROW_SUFFIXES, *TEXT_SUFFIXES):
+                if suffix_of(path) in suffixes:
                     yield _followed(base, path, links) if path.is_symlink() else path
             elif not path.is_symlink():
                 waiting.append(path)

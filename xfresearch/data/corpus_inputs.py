@@ -13,11 +13,17 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import groupby
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from xfresearch.data.cache import digest
+from xfresearch.data.shard_file import TokenFile
+
 LEAST, MOST, SHARDS = 16 << 20, 256 << 20, 64  # a shard has a 64th of the inputs, but at least and at most so many bytes
+_FORMAT = 2
+_SAMPLED = 16  # shards from which a tokenizer is trained
 SAMPLES = 4  # shards that hold out documents, and by which all of a large corpus is estimated before it is prepared
 
 
@@ -63,11 +69,12 @@ class Shard:
         return (text for each in self.inputs for text in each.read() if text)
 
 
-def shards_of(inputs: Sequence[Input]) -> list[Shard]:
-    """The shards of a corpus, in order. Of each split, SAMPLES evenly spaced ones sample."""
+def shards_of(inputs: Sequence[Input], divided: Callable | None = None) -> list[Shard]:
+    """The shards of a corpus, in order. Of each split, SAMPLES evenly spaced ones sample. By default they are of about the
+    same size; divided(inputs of a split) may give the inputs of each instead."""
     shards: list[Shard] = []
     for _, group in groupby(inputs, key=lambda each: each.split):
-        parts = _divided(list(group))
+        parts = (divided or _divided)(list(group))
         sampled = {len(parts) * number // SAMPLES for number in range(SAMPLES)}
         shards += [Shard(len(shards) + i, tuple(part), i in sampled) for i, part in enumerate(parts)]
     return shards
@@ -87,10 +94,58 @@ def _divided(inputs: list[Input]) -> list[list[Input]]:
 def of_splits(source, name: str) -> list[Input]:
     """The inputs of a source that knows its splits: one for each."""
 
-    def digest() -> str:
+    def content() -> str:
         return hashlib.sha256(json.dumps(source.identity(), sort_keys=True).encode()).hexdigest()
 
     return [
-        Input(f"{name} {split}", source.n_bytes(split), partial(source.documents, split), source.identity, digest, split)
+        Input(f"{name} {split}", source.n_bytes(split), partial(source.documents, split), source.identity, content, split)
         for split in source.splits
     ]
+
+
+class TextCorpus:
+    """A corpus of text: its `splits`, and the documents of its shards with their splits."""
+
+    name: str
+    splits: tuple[str, ...]
+    in_place = False  # whether its tokens are read where they lie
+
+    @cached_property
+    def inputs(self) -> list[Input]:
+        raise NotImplementedError
+
+    def identity(self) -> dict:
+        """A JSON value that changes whenever the documents change."""
+        return {"corpus": self.name, "format": _FORMAT, "inputs": digest([each.found for each in self.inputs])}
+
+    def divide(self, shard: Shard) -> Iterator[tuple[str, bytes]]:
+        """The split and the text of each document of a shard, in order."""
+        raise NotImplementedError
+
+    @cached_property
+    def shards(self) -> list[Shard]:
+        return shards_of(self.inputs)
+
+    def shards_with(self, split: str) -> list[Shard]:
+        """The shards in which documents of a split may be."""
+        return [shard for shard in self.shards if shard.has(split)]
+
+    def documents(self, split: str) -> Iterator[bytes]:
+        """The documents of a split, in order."""
+        pairs = (pair for shard in self.shards_with(split) for pair in self.divide(shard))
+        return (text for of, text in pairs if of == split)
+
+    def n_bytes(self, split: str) -> int:
+        """About how many bytes a split has."""
+        return sum(shard.size for shard in self.shards_with(split))
+
+    def sample(self, split: str) -> tuple[Iterator[bytes], int]:
+        """The documents of evenly spaced shards of a split, and about how many bytes these are: all of a small corpus."""
+        shards = self.shards_with(split)
+        chosen = shards[:: -(-len(shards) // _SAMPLED)]
+        pairs = (pair for shard in chosen for pair in self.divide(shard))
+        return (text for of, text in pairs if of == split), sum(shard.size for shard in chosen)
+
+    def opened(self, shard: Shard, path: Path, meta: dict[str, Any]) -> TokenFile:
+        """The tokens of a split in a shard that is prepared at `path`."""
+        return TokenFile(path, meta)

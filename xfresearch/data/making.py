@@ -15,9 +15,9 @@ import numpy as np
 
 from xfresearch.data import coverage
 from xfresearch.data.cache import content_of
-from xfresearch.data.corpora import TextCorpus
-from xfresearch.data.corpus_inputs import Shard
+from xfresearch.data.corpus_inputs import Shard, TextCorpus
 from xfresearch.data.shard_file import TokenWriter
+from xfresearch.data.token_corpus import TokenFiles
 from xfresearch.data.tokenizers import Tokenizer
 from xfresearch.runtime.errors import UserError
 
@@ -51,6 +51,23 @@ def make(
     """Writes the files of a shard to `directory`. Returns its manifest: the inputs with sizes and digests, the tokenizer,
     and for each split the counts and the digest of the file. `length`: that of rows of whole documents, 0 for a stream.
     Calls count(bytes of text) for the progress. Raises UserError for any problem with the inputs."""
+    if isinstance(corpus, TokenFiles):
+        splits = {shard.split: corpus.index(shard, tokenizer, length, directory / _file(shard, shard.split), count)}
+    else:
+        splits = _tokenised(corpus, shard, tokenizer, length, threads, directory, count)
+    for split, meta in splits.items():
+        meta["content"] = content_of(directory / _file(shard, split))
+    made = [{"name": each.name, "size": each.size, "digest": each.digest()} for each in shard.inputs]
+    for each in shard.inputs:
+        if each.version() != each.found[-1]:
+            raise UserError(f"{each.name} has changed while it was prepared: the same command prepares it again")
+    return {"format": FORMAT, "inputs": made, "tokenizer": tokenizer.digest, "splits": splits}
+
+
+def _tokenised(
+    corpus: TextCorpus, shard: Shard, tokenizer: Tokenizer, length: int, threads: int, directory: Path, count
+) -> dict[str, dict[str, Any]]:
+    """Writes the tokens of each split. Returns what TokenFile needs of it, and its counts."""
     begin, end = tokenizer.begin_of_text, tokenizer.end_of_text
     joins = begin == end and not length  # in a stream, one token between two texts is both
     last = {split: corpus.shards_with(split)[-1].number == shard.number for split in corpus.splits if shard.has(split)}
@@ -72,12 +89,8 @@ def make(
     for split, writer in writers.items():
         if length or not (last[split] or joins):
             writer.write([end])
-        splits[split] = writer.close(length) | counts[split] | {"content": content_of(directory / _file(shard, split))}
-    made = [{"name": each.name, "size": each.size, "digest": each.digest()} for each in shard.inputs]
-    for each in shard.inputs:
-        if each.version() != each.found[-1]:
-            raise UserError(f"{each.name} has changed while it was prepared: the same command prepares it again")
-    return {"format": FORMAT, "inputs": made, "tokenizer": tokenizer.digest, "splits": splits}
+        splits[split] = writer.close(length) | counts[split]
+    return splits
 
 
 def _file(shard: Shard, split: str) -> str:

@@ -157,7 +157,7 @@ class PackedSplit:
 
     def _digest(self) -> str:
         """Of the content, or if not all of it is there before a run begins, of the sizes of the inputs."""
-        if self.parts == 1:
+        if self.parts == 1 and not self.prepared.corpus.in_place:
             return self._opened(0).digest(bool(self.prepared.length))
         if self.known:
             return digest([self.length, self._digests(self.shards)])

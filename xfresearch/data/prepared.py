@@ -15,8 +15,8 @@ from etils import epath
 
 from xfresearch.data import making
 from xfresearch.data.cache import cache_root, content_of, digest, make_writable
-from xfresearch.data.corpora import TextCorpus, open_corpus
-from xfresearch.data.corpus_inputs import Shard
+from xfresearch.data.corpora import open_corpus
+from xfresearch.data.corpus_inputs import Shard, TextCorpus
 from xfresearch.data.crew import Crew
 from xfresearch.data.making import cores
 from xfresearch.data.shard_file import TokenFile
@@ -79,7 +79,8 @@ class Prepared:
         manifest = self.manifest(number)
         assert manifest, f"shard {number} was required"
         meta = manifest["splits"].get(split)
-        return TokenFile(self.local_folder / making.file_of(number, split), meta) if meta else None
+        path = Path(self.local_folder / making.file_of(number, split))
+        return self.corpus.opened(self.shards[number], path, meta) if meta else None
 
     def missing(self, numbers: Sequence[int]) -> list[int]:
         """Those of the shards that have no manifest. Their content is not checked."""

@@ -73,7 +73,7 @@ WHAT = {kind: words for kind, (words, _) in _BY_BYTES.items()} | {
     "safetensors": "a safetensors file, a model's weights",
     "adapter": "weights of an adapter (LoRA), not a whole model",
     "adapter config": "the config of an adapter (LoRA), not of a whole model",
-    "tokens": "binary data named .bin, such as token ids or weights: give the text that the ids were made from",
+    "tokens": "binary data named .bin, such as token ids or weights: corpus tokens:PATH reads token ids",
     "tiktoken": "a vocabulary of tiktoken",
     "tokenizer.json": "a tokenizer.json",
     "config.json": "the config.json of a Hugging Face folder",
