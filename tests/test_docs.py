@@ -3,6 +3,7 @@
 import json
 import posixpath
 import re
+import shlex
 import subprocess
 import sys
 from itertools import groupby
@@ -17,7 +18,9 @@ from xfresearch.__main__ import COMMANDS
 from xfresearch.models.catalogue import TABLES
 from xfresearch.models.layouts import LAYOUTS
 from xfresearch.runtime.files import read_object
-from xfresearch.studies import report
+from xfresearch.studies import changes, report
+from xfresearch.study import BASE
+from xfresearch.study import parser as study_parser
 
 ROOT = Path(__file__).parent.parent
 # docs/data has reports of studies, which are made of their results.
@@ -106,6 +109,34 @@ def test_the_readme_has_an_example_of_each_command():
     for name in COMMANDS:
         examples = [line for line in text.splitlines() if f"python -m xfresearch.{name} " in line]
         assert examples and not any("--help" in line for line in examples), name
+
+
+def the_study_of_the_readme() -> tuple[str, str]:
+    """Its command, and the function of the file that it writes."""
+    texts = [text for _, text in snippets(ROOT / "README.md")]
+    (command,) = [text for text in texts if "xfresearch.study --arms" in text]
+    (function,) = [text for text in texts if text.startswith("def get_config()")]
+    return command, function
+
+
+def test_the_file_of_the_readmes_study_is_the_one_that_its_command_writes():
+    command, function = the_study_of_the_readme()
+    options = study_parser().parse_args(shlex.split(command)[3:])
+    assert changes.file_of(options.arms, options.base or BASE, options.corpus).endswith(f"\n{function}")
+
+
+@pytest.mark.long
+def test_the_study_of_the_readme_ends_with_a_verdict_and_a_page(checkout):
+    command, _ = the_study_of_the_readme()
+    shell(f"mkdir -p notes && cp docs/*.md notes/\n{command}", checkout)
+    results = read_object(checkout / "runs" / "relu2" / "results.json")
+    assert results["sizes"]["tiny"]["arms"]["relu2"]["verdict"] in ("better", "worse", "equivalent", "undecided")
+    assert (checkout / "runs" / "relu2" / "report.html").exists()
+
+
+def test_the_readme_is_short():
+    """Its words without its snippets."""
+    assert len(FENCE.sub("", (ROOT / "README.md").read_text()).split()) <= 700
 
 
 def anchors(page: Path) -> set[str]:
