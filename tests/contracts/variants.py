@@ -153,7 +153,7 @@ def choices() -> dict:
 def needed(path: str, value) -> dict:
     """Options that a value needs: its kind of sublayer, and those in NEEDS."""
     kind = re.search(r"(\w+)\[(\w+)\]", path)
-    needs = {f"{kind[1]}.kind": kind[2]} | NEEDS[f"blocks.main.{kind[1]}.kind", kind[2]] if kind else {}
+    needs = {f"{kind[1]}.kind": kind[2]} | NEEDS.get((f"blocks.main.{kind[1]}.kind", kind[2]), {}) if kind else {}
     needs = needs | NEEDS.get((path, str(value)), {}) | NEEDS.get((path, ""), {})
     return {name if hasattr(BASE, name) else f"blocks.main.{name}": v for name, v in needs.items()}
 

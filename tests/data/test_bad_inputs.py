@@ -17,7 +17,7 @@ from tests.data.conftest import shared
 from tests.data.test_corpora import fake_hutter, tfds_corpus  # noqa: F401  (a fixture)
 from xfresearch.data.corpora import documents, splits
 from xfresearch.data.pipeline import prepare
-from xfresearch.data.tokenizers import load_tokenizer, loading, tokenizer_for
+from xfresearch.data.tokenizers import hugging_face, load_tokenizer, tokenizer_for
 from xfresearch.options.run_options import DataConfig
 from xfresearch.runtime import compression
 from xfresearch.runtime.errors import UserError
@@ -298,7 +298,7 @@ def test_a_panic_of_a_tokenizer_library_is_one_line(tmp_path, monkeypatch):
     def panics(*_):
         raise Panic("called `Option::unwrap()` on a `None` value")
 
-    monkeypatch.setattr(loading, "HuggingFaceTokenizer", panics)
+    monkeypatch.setattr(hugging_face, "HuggingFaceTokenizer", panics)
     (tmp_path / "tokenizer.json").write_text(made.byte_level())
     error = message(lambda: load_tokenizer(tmp_path))
     assert error == f"{tmp_path}/tokenizer.json: not a valid tokenizer: called `Option::unwrap()` on a `None` value"

@@ -63,8 +63,8 @@ def test_sublayers_of_other_names_are_converted_or_refused_alike(options, monkey
     plain = take_apart(lm.config, lm.params)
     layout = plain.layers[0].block.layout
     branches = tuple(replace(branch, name=renamed(branch.name)) for branch in LAYOUTS[layout].branches)
-    monkeypatch.setitem(LAYOUTS, f"renamed_{layout}", Layout(branches))
-    monkeypatch.setitem(BLOCKS, f"renamed_{layout}", _class_of(f"renamed_{layout}", Layout(branches)))
+    monkeypatch.setitem(LAYOUTS, f"renamed_{layout}", Layout(branches, "renamed"))
+    monkeypatch.setitem(BLOCKS, f"renamed_{layout}", _class_of(f"renamed_{layout}", Layout(branches, "renamed")))
     layers = tuple(replace(at, block=with_names(at.block)) for at in plain.layers)
     other = replace(plain, layers=layers, params=lambda number: of(plain.params(number)))
     for name in [name for name in surgery.CONVERSIONS if name not in FIXED]:

@@ -30,9 +30,11 @@ STARTS_THREADS = re.compile(r"threading\.(Thread|Timer)\(|PoolExecutor\(|to_thre
 WITH_THREADS = {
     "benchmarks/gpu_rows.py": "a signal after some updates",
     "checkpoints/writing.py": "Orbax's, which write: they sync files",
-    "data/packed.py": "tokenisation",
+    "data/crew.py": "talking to processes that make shards",
+    "data/making.py": "tokenisation",
     "data/pairs/pair_splits.py": "tokenisation",
     "data/pipeline.py": "reading batches",
+    "data/shard_writers.py": "renewing a small file",
     "runtime/distributed.py": "a watchdog",
     "runtime/progress.py": "a line on standard error",
     "training/claims.py": "renewing a claim on a directory",

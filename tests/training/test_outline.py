@@ -103,7 +103,7 @@ def test_a_run_prints_its_stages_and_its_outline_first(tmp_path, capsys):
     corpus = [f"--config.data.corpus=('text_files:{tmp_path}/notes.txt',)", f"--config.data.cache_dir={tmp_path}/cache"]
     train_main(["--config", GPT2, "--workdir", str(tmp_path / "run"), *options, *corpus])
     out, err = capsys.readouterr()
-    starts = ["training a BPE tokenizer of 300 ids: ", "tokenising ", "packing ", "model  ", "data  ", "optimizer  "]
+    starts = ["training a BPE tokenizer of 300 ids: ", "preparing ", "model  ", "data  ", "optimizer  "]
     starts += ["devices  ", "output  ", "making the state", "compiling the update: ", "step 1/2"]
     lines = err.splitlines()
     found = [next(i for i, line in enumerate(lines) if line.startswith(start)) for start in starts]

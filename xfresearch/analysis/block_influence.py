@@ -26,6 +26,7 @@ from xfresearch.pages.charts import with_interval
 from xfresearch.pages.figures import LineChart, table_of
 from xfresearch.runtime.progress import stage
 from xfresearch.runtime.summaries import mean_interval
+from xfresearch.runtime.tables import PLUS_MINUS
 
 
 @analysis(lambda model: "", "how far each block turns the residual stream")
@@ -52,7 +53,8 @@ def _of_stack(lm, rows: Sequences, prefix: str) -> Part:
     means, halves = np.array([mean_interval(of_layer) for of_layer in per_row.T]).T
     summary["least influence"] = float(means.min()), float(halves[means.argmin()])
     curves = with_interval(np.stack([np.arange(len(means)), means, halves], 1))
-    chart = LineChart("Influence", "1 - mean cosine of the stream before and after a block", "layer", tuple(curves))
+    caption = f"1 - mean cosine of the stream before and after a block; {PLUS_MINUS}"
+    chart = LineChart("Influence", caption, "layer", tuple(curves))
     columns = {"influence": means, "+-": halves}
     return Part(data, summary, (chart,), (table_of("Layers", chart.caption, "layer", range(len(means)), columns),))
 

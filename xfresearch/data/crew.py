@@ -78,8 +78,9 @@ class Crew:
             elsewhere = f", {self.by_others} shards by other processes" if self.by_others else ""
             bar.note = f"{sum(len(shard.inputs) for shard in there):,} of {files:,} inputs{elsewhere}"
         with self._changed:
-            while self._writers and not self._queue and not self._busy and not self._error:
-                self._changed.wait(POLL)  # until this process is no writer any more
+            # What is busy may be a shard that is there already: until this process is no writer any more.
+            while self._writers and not self._error and not self._queue and self._busy.keys() <= sizes.keys():
+                self._changed.wait(POLL)
 
     def _drive(self) -> None:
         """Makes shards in a worker until there is none to make."""

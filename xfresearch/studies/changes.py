@@ -8,7 +8,6 @@ and trains with five seeds, on ten tokens for each parameter or on as many as th
 
 import re
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from xfresearch.options.groups import to_config_dict
 from xfresearch.run_config.closed_form import costs
@@ -16,6 +15,7 @@ from xfresearch.run_config.config import Config
 from xfresearch.run_config.config_files import parse
 from xfresearch.run_config.resolving import with_vocabulary
 from xfresearch.runtime.errors import UserError, nearest
+from xfresearch.runtime.files import exists, inside, make_directory, read_bytes, write_text
 
 FILE = "study.py"  # in the directory of the study
 BASELINE = "base"
@@ -75,11 +75,11 @@ def file_of(changes: Sequence[str], base: str, corpus: str = "") -> str:
 
 def write(folder: str, text: str) -> str:
     """Writes a study file into the directory `folder`, and returns its path. Raises UserError if another one is there."""
-    file = Path(folder) / FILE
-    if not file.exists():
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text, encoding="utf-8")
-    elif file.read_text(encoding="utf-8") != text:
+    file = inside(folder, FILE)
+    if not exists(file):
+        make_directory(file.parent)
+        write_text(file, text)
+    elif read_bytes(file) != text.encode():
         go_on = f"--config {file} goes on with it, and another --workdir begins anew"
         raise UserError(f"--workdir={folder} is not allowed: {file} is the file of another study, or was changed: {go_on}")
     return str(file)
