@@ -223,7 +223,20 @@ def test_documents_that_nothing_tells_apart_are_one_line(make_config, folder):
         prepare(config_of(make_config, folder, packing="documents"), "train")
 
 
-def test_ids_have_no_text(make_config, folder):
+@pytest.mark.parametrize("format", ["nanoGPT", "Megatron"])
+def test_the_text_of_ids_is_that_of_their_tokenizer(make_config, folder, format, monkeypatch):
+    suffix, write = FORMATS[format][:2]
+    write(folder / f"a{suffix}", given := ended(30))
+    data = config_of(make_config, folder).data
+    tokenizer = tokenizer_for(data)
+    expected = b"".join(tokenizer.decode_bytes(each) for each in given)
+    for cut in (token_corpus._CUT, 7):
+        monkeypatch.setattr(token_corpus, "_CUT", cut)
+        found = [text for split in ("train", "validation") for text in documents(data.corpus[0], split, data, tokenizer)]
+        assert b"".join(found) == expected and (cut == 7 or len(found) >= len(given))
+
+
+def test_ids_have_no_text_without_their_tokenizer(make_config, folder):
     FORMATS["nanoGPT"][1](folder / "a.bin", texts(30))
     data = config_of(make_config, folder, tokenizer="bpe").data
     with pytest.raises(UserError, match="has the ids of tokens, and no text: config.data.tokenizer must be the one"):

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterator
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from xfresearch.data import text_sources
 from xfresearch.data.cache import cache_root, digest, locked
@@ -31,9 +31,13 @@ if TYPE_CHECKING:
 BUILT_IN = ("python_stdlib", "text_files", "tokens", "facts", "wikitext2", "enwik8", "text8")
 
 
-def documents(corpus: str, split: str, data: DataConfig) -> Iterator[bytes]:
-    """The documents of `split` as raw bytes, in a fixed order. Raises UserError for any problem with the data."""
-    return open_split(corpus, split, data).documents(split)
+def documents(corpus: str, split: str, data: DataConfig, tokenizer: Any = None) -> Iterator[bytes]:
+    """The documents of `split` as raw bytes, in a fixed order. A corpus of token ids needs the tokenizer that made them.
+    Raises UserError for any problem with the data."""
+    opened = open_split(corpus, split, data)
+    if isinstance(opened, TokenFiles):
+        opened.tokenizer = tokenizer
+    return opened.documents(split)
 
 
 def splits(corpus: str, data: DataConfig) -> tuple[str, ...]:

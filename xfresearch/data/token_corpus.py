@@ -24,6 +24,7 @@ if TYPE_CHECKING:  # tokenizers are trained on corpora
 PART = 1 << 30  # bytes: a larger file is read in parts of about as many
 HELD_OUT = 0.05  # of the parts that sample, if no file is named as one of held-out text
 _CHUNK = 1 << 22  # tokens that are counted at a time
+_CUT = 1 << 16  # tokens whose text is made at a time
 _NAMED = re.compile(r"(?:^|[^a-z])(?:(val|valid|validation|dev)|(test))(?![a-z])")
 _DTYPE = np.dtype(np.uint32)  # of ids in a batch, whatever the file has: no id is the largest value, which is padding
 
@@ -47,6 +48,7 @@ class TokenFiles(TextCorpus):
 
     name = "tokens"
     in_place = True
+    tokenizer: "Tokenizer | None" = None  # that made the ids; only their text needs it
 
     def __init__(self, path: str, links: str):
         if not path:
@@ -83,7 +85,16 @@ class TokenFiles(TextCorpus):
         return shards_of(self.inputs, lambda inputs: [[each] for each in inputs])
 
     def divide(self, shard: Shard) -> Iterator[tuple[str, bytes]]:
-        self._no_text()
+        """The text of the ids. A document of more than _CUT tokens is several. Raises UserError without a tokenizer."""
+        tokenizer = self.tokenizer or self._no_text()
+        part = self._part(shard)
+        tokens = _tokens(part)
+        for start in range(0, len(tokens.ids), _CUT):
+            ids = np.asarray(tokens.ids[start : start + _CUT])
+            ends = np.flatnonzero(ids == tokenizer.end_of_text) if tokens.ends is None else tokens.ends - start
+            for document in np.split(ids, ends[(ends > 0) & (ends < len(ids))]):
+                if text := tokenizer.decode_bytes(document):
+                    yield part.split, text
 
     def _no_text(self) -> NoReturn:
         wanted = "config.data.tokenizer must be the one that they were made with"

@@ -13,7 +13,7 @@ BEGINNING = 1 << 16  # bytes of a document in which prompts are looked for
 def draw_samples(config: Config, tokenizer, params: dict) -> list[dict]:
     """[{prompt, seed, text}] for each prompt and each of SEEDS, sampled with the defaults (models/sampling.py)."""
     lm = LanguageModel(config.model, params, tokenizer, config)
-    given = list(dict.fromkeys(text for text in (config.log.sample, *corpus_prompts(config)) if text))[:2]
+    given = list(dict.fromkeys(text for text in (config.log.sample, *corpus_prompts(config, tokenizer)) if text))[:2]
     prompts = [tokenizer.decode(tokenizer.encode(text.encode())[: config.model.max_length // 2]) for text in given]
     asked = [(prompt, seed) for prompt in prompts for seed in SEEDS]
     with stage("sampling", unit="tokens") as progress:
@@ -25,9 +25,9 @@ def draw_samples(config: Config, tokenizer, params: dict) -> list[dict]:
     return [{"prompt": prompt, "seed": seed, "text": text} for (prompt, seed), text in zip(asked, texts, strict=True)]
 
 
-def corpus_prompts(config: Config) -> list[str]:
+def corpus_prompts(config: Config, tokenizer=None) -> list[str]:
     """Two prompts of at most 80 characters: the beginning of the held-out text, and a place further on."""
-    texts = documents(config.data.corpus[0], config.evaluation.split, config.data)
+    texts = documents(config.data.corpus[0], config.evaluation.split, config.data, tokenizer)
     first = next(texts)[:BEGINNING]
     second = next(texts, b"")[:BEGINNING] or first[len(first) // 2 :].partition(b"\n")[2]
     return list(dict.fromkeys(map(_prompt, filter(bytes.strip, (first, second)))))

@@ -144,7 +144,7 @@ def _show(config: Config, path: epath.Path, arguments: list[Source], tokenizer, 
     baselines = {}
     if continues_text and len(config.data.corpus) == 1:
         with _optional("the compression baselines"):
-            baselines = _baselines(config)
+            baselines = _baselines(config, tokenizer)
     samples = []
     if continues_text and result.params:
         with _optional("the samples"):
@@ -234,7 +234,7 @@ def _starts(path: epath.Path) -> str:
     return "1 start" if count == 1 else f"{count} starts"
 
 
-def _baselines(config: Config) -> dict[str, float]:
+def _baselines(config: Config, tokenizer) -> dict[str, float]:
     """The compression baselines for the run's corpus, computed once and kept in the cache."""
     from xfresearch.data.baselines import compression_baselines
     from xfresearch.data.cache import cache_root
@@ -242,7 +242,7 @@ def _baselines(config: Config) -> dict[str, float]:
 
     corpus = config.data.corpus[0]
     splits = (config.evaluation.split, "train")
-    heldout, train = (_beginning(documents(corpus, name, config.data)) for name in splits)
+    heldout, train = (_beginning(documents(corpus, name, config.data, tokenizer)) for name in splits)
     key = hashlib.sha256(b"\0".join([*train, b"heldout", *heldout])).hexdigest()[:16]
     cached = inside(cache_root(config.data), "baselines", f"{key}.json")
     if cached.exists():
