@@ -113,10 +113,11 @@ class Block(nnx.Module):
 
     def init_cache(self, batch: int, length: int, ctx: Context | None = None) -> dict:
         """Caches by sublayer, empty except for the keys and values of the source of `ctx`."""
-        caches = {each.name: getattr(self, each.name).init_cache(batch, length) for each in self.layout.branches}
+        block = adapters.added_up(self)
+        caches = {each.name: getattr(block, each.name).init_cache(batch, length) for each in self.layout.branches}
         if ctx is None or ctx.source is None:
             return caches
-        of_source = {name: getattr(self, name).source_cache(ctx.at(name)) for name in caches}
+        of_source = {name: getattr(block, name).source_cache(ctx.at(name)) for name in caches}
         return {name: cache | of_source[name] for name, cache in caches.items()}
 
     @staticmethod
