@@ -21,7 +21,7 @@ from xfresearch.options.run_options import DataConfig
 from xfresearch.run_config.config_files import read_json
 from xfresearch.runtime.errors import UserError
 from xfresearch.training.pretrained import parse
-from xfresearch.training.workdir import write_beginning
+from xfresearch.training.workdir import NEW, write_beginning
 
 SECRET = "a private line of mine\n"
 
@@ -76,7 +76,7 @@ def test_ones_own_run_needs_no_flag(tmp_path, here):
     here("trainer")
     run = make_run(tmp_path / "run", steps=(1,), sequence_length=32)
     here("author")
-    write_beginning(epath.Path(run), config, ByteTokenizer(), [])  # as training does
+    write_beginning(epath.Path(run), config, ByteTokenizer(), NEW)  # as training does
     shutil.copytree(run, tmp_path / "copy")
     xf.load(run).save(tmp_path / "saved")
     run.rename(tmp_path / "moved")

@@ -113,7 +113,7 @@ def test_a_directory_that_cannot_be_written_is_one_line(config, tmp_path, workdi
 
 
 def test_a_command_without_a_config_or_a_directory_is_one_line(tmp_path):
-    with pytest.raises(UserError, match="--config FILE or --runs RUN RUN ... is required"):
+    with pytest.raises(UserError, match="--config FILE, --arms CHANGE ... or --runs RUN RUN ... is required"):
         run([], tmp_path)
     with pytest.raises(UserError, match="--workdir='' is not allowed: it must be the directory of the study"):
         run([], "")

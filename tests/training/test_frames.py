@@ -1,4 +1,4 @@
-"""The way from the command `train` to a matrix product is short, and the README names its functions."""
+"""The way from the command `train` to a matrix product is short, and CONTRIBUTING.md names its functions."""
 
 import re
 import traceback
@@ -19,7 +19,7 @@ class Traced(Exception):
     """A product of a feed-forward layer is traced."""
 
 
-def test_the_way_to_a_product_is_that_of_the_readme(tmp_path, monkeypatch):
+def test_the_way_to_a_product_is_that_of_the_page(tmp_path, monkeypatch):
     way = []
 
     def matrix(self):
@@ -33,5 +33,5 @@ def test_the_way_to_a_product_is_that_of_the_readme(tmp_path, monkeypatch):
     with pytest.raises(Traced):
         # A batch of 3: a program of another test is not traced again.
         main(["--config", "brody_majority:tiny", "--config.batch_size=3", "--workdir", f"{tmp_path}/a"])
-    named = re.findall(r"`([\w/]+\.py: \w+)`", (ROOT / "README.md").read_text())
+    named = re.findall(r"`([\w/]+\.py: \w+)`", (ROOT / "CONTRIBUTING.md").read_text())
     assert way == named and len(way) <= MOST
