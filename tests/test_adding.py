@@ -1,8 +1,9 @@
-"""docs/adding.md, adding_analysis.md and adding_format.md, carried out in a copy of the repository: the examples are added,
-and the commands pass there."""
+"""docs/adding.md and the pages adding_*.md, carried out in a copy of the repository: the examples are added, and the
+commands pass there."""
 
 import re
 import shutil
+from pathlib import Path
 
 import pytest
 
@@ -47,25 +48,32 @@ def test_the_examples_pass_the_tests_that_take_long(tree):
         adding.run(command, tree, NAMES)
 
 
+def followed(page: str, folder, name: str) -> tuple[Path, list[str]]:
+    """A copy of the repository in which a page was carried out, and the outputs of its commands, with `name` for NAME."""
+    tree = copy_of_the_tree(folder / "tree")
+    adding.carry_out(page, tree)
+    return tree, [adding.run(command, tree, name) for block in adding.commands(page) for command in block]
+
+
 @pytest.mark.long
 def test_a_data_format_is_added_by_its_page(tmp_path):
-    tree = copy_of_the_tree(tmp_path / "tree")
-    adding.carry_out("adding_format.md", tree)
-    (commands,) = adding.commands("adding_format.md")
-    outputs = [adding.run(command, tree, "sqlite") for command in commands]
+    tree, outputs = followed("adding_format.md", tmp_path, "sqlite")
     assert len(re.findall(r"\[sqlite.*\] PASSED", outputs[2])) == 3
     assert "streams (`datasets`)" in (page := (tree / "docs" / "data.md").read_text()) and "SQLite" in page
 
 
 @pytest.mark.long
 def test_an_analysis_is_added_by_its_page(tmp_path):
-    tree = copy_of_the_tree(tmp_path / "tree")
-    adding.carry_out("adding_analysis.md", tree)
-    (commands,) = adding.commands("adding_analysis.md")
-    outputs = [adding.run(command, tree, "written_share") for command in commands]
+    tree, outputs = followed("adding_analysis.md", tmp_path, "written_share")
     assert len(re.findall(r"test_the_share_of_every_mixer\[.*\] PASSED", outputs[2])) == 3
     assert re.search(r"test_a_room_gives_a_result.*\bwritten_share\] PASSED", outputs[4])
     assert "| `written_share` | how large the outputs" in (tree / "docs" / "anatomy.md").read_text()
+
+
+@pytest.mark.long
+def test_an_optimiser_and_an_objective_are_added_by_their_page(tmp_path):
+    _, outputs = followed("adding_training.md", tmp_path, str(tmp_path / "run"))
+    assert "test_update_rules_against_their_equations[_amsgrad] PASSED" in outputs[2]
 
 
 @pytest.mark.parametrize("page", ["adding.md", "adding_analysis.md", "adding_format.md", "adding_training.md"])
@@ -90,13 +98,3 @@ def test_a_block_that_does_not_fit_is_an_error():
     for hunk in (" x\n+c\n", "+c\n"):
         with pytest.raises(AssertionError, match="times in f"):
             adding.changed("a\nb\n", hunk, "f")
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("page", ["adding_training.md"])
-def test_the_other_pages_can_be_followed(page, tmp_path):
-    tree = copy_of_the_tree(tmp_path / "tree")
-    adding.carry_out(page, tree)
-    for block in adding.commands(page):
-        for command in block:
-            adding.run(command, tree, str(tmp_path / "run"))

@@ -5,6 +5,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from xfresearch.data.cache import read_meta
+from xfresearch.data.order import OnePart
+
+ROWS = "rows.array_record"  # in the directory of a RowSplit
+
 
 class RowWriter:
     """Writes rows in order, and has their number and digest."""
@@ -45,3 +52,22 @@ class RowFile:
 
         # ArrayRecordDataSource starts threads at every call, which takes three times as long for a small batch.
         return ArrayRecordReader(str(self._path), options="readahead_buffer_size:0,max_parallelism:0")
+
+
+class RowSplit(OnePart):
+    """A split whose rows are in the file ROWS of a directory of the cache, beside their meta. Its classes unpack them."""
+
+    byte_scale = 1.0
+
+    def __init__(self, directory: Path):
+        self.directory, self.meta = directory, read_meta(directory)
+        self.digest = self.meta["digest"]
+        self._rows = RowFile(directory / ROWS)
+
+    def __len__(self) -> int:
+        return self.meta["n_sequences"]
+
+    def records(self, indices, *shape: int) -> np.ndarray:
+        """int32 [n, *shape]: rows by number."""
+        found = self._rows.read(indices)
+        return np.frombuffer(b"".join(found), np.int32).reshape(len(found), *shape)

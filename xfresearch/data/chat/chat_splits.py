@@ -11,15 +11,14 @@ from pathlib import Path
 
 import numpy as np
 
-from xfresearch.data.cache import build_once, cache_root, complete, digest, read_meta, write_meta
+from xfresearch.data.cache import build_once, cache_root, complete, digest, write_meta
 from xfresearch.data.chat.chat_files import ChatFiles
 from xfresearch.data.chat.conversations import Example, chains, example_of, parts_of, turns_of
 from xfresearch.data.chat.templates import Template
 from xfresearch.data.corpora import open_split
-from xfresearch.data.order import OnePart
 from xfresearch.data.packing import positions
 from xfresearch.data.pairs.pair_packing import packed_rows
-from xfresearch.data.row_file import RowFile, RowWriter
+from xfresearch.data.row_file import ROWS, RowSplit, RowWriter
 from xfresearch.data.tokenizers import Tokenizer, tokenizer_for
 from xfresearch.options.run_options import RunConfig
 from xfresearch.runtime.errors import UserError
@@ -27,7 +26,6 @@ from xfresearch.runtime.files import inside
 from xfresearch.runtime.progress import stage
 
 FORMAT = 1
-_ROWS = "rows.array_record"
 _CHUNK = 256  # conversations that are rendered at once
 COUNTS = ("n_conversations", "n_examples", "n_longer", "n_empty", "n_bytes", "n_tokens", "n_predicted")
 
@@ -52,24 +50,16 @@ def prepare(config: RunConfig, split: str, corpus: str, tokenizer: Tokenizer | N
     return ChatSplit(build_once(cache_root(config.data) / "chat" / f"{split}-{digest(inputs)}", build, complete), length)
 
 
-class ChatSplit(OnePart):
-    """A split of conversations, in an ArrayRecord file. It has the interface of packed.PackedSplit."""
-
-    byte_scale = 1.0
+class ChatSplit(RowSplit):
+    """A split of conversations. It has the interface of packed.PackedSplit."""
 
     def __init__(self, directory: Path, length: int):
-        self.directory, self.length = directory, length
-        self.meta = read_meta(directory)
-        self.digest = self.meta["digest"]
-        self._rows = RowFile(directory / _ROWS)
-
-    def __len__(self) -> int:
-        return self.meta["n_sequences"]
+        super().__init__(directory)
+        self.length = length
 
     def read(self, indices) -> dict[str, np.ndarray]:
         """Several rows at once, as `unpack` returns them."""
-        records = self._rows.read(indices)
-        return unpack(np.frombuffer(b"".join(records), np.int32).reshape(len(records), 3, self.length))
+        return unpack(self.records(indices, 3, self.length))
 
 
 def row(examples: Sequence[Example], length: int) -> np.ndarray:
@@ -134,7 +124,7 @@ def _write(directory: Path, conversations: Iterator[tuple[list[Example], int]], 
                 count["n_predicted"] += int(each.predicted.sum())
                 yield each
 
-    writer = RowWriter(inside(directory, _ROWS))
+    writer = RowWriter(inside(directory, ROWS))
     for examples in packed_rows(fitting(), length):
         writer.write(row(examples, length).tobytes())
     writer.close()

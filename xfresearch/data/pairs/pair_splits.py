@@ -12,14 +12,14 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from xfresearch.data import coverage
-from xfresearch.data.cache import build_once, cache_root, complete, digest, read_meta, write_meta
+from xfresearch.data.cache import build_once, cache_root, complete, digest, write_meta
 from xfresearch.data.corpora import open_split
 from xfresearch.data.order import OnePart
 from xfresearch.data.pairs import pair_packing
 from xfresearch.data.pairs.pair_files import PairFiles
 from xfresearch.data.pairs.pair_packing import Pair
 from xfresearch.data.pairs.pair_tasks import PairTask
-from xfresearch.data.row_file import RowFile, RowWriter
+from xfresearch.data.row_file import ROWS, RowSplit, RowWriter
 from xfresearch.data.tokenizers import Tokenizer, tokenizer_for
 from xfresearch.options.run_options import DataConfig, RunConfig
 from xfresearch.runtime.errors import UserError
@@ -27,7 +27,6 @@ from xfresearch.runtime.files import inside
 from xfresearch.runtime.progress import stage
 
 FORMAT = 2
-_ROWS = "rows.array_record"
 _CHUNK = 4096  # pairs that wait to be tokenised
 _SAMPLE = 256  # rows of a task that are looked at before a run
 _TRIES = 1000  # pairs of a task that are too long, one after another
@@ -79,24 +78,16 @@ def prepare(config: RunConfig, split: str, corpus: str, tokenizer: Tokenizer | N
     return PairedSplit(build_once(target, build, complete), lengths, tokenizer.decoder_start)
 
 
-class PairedSplit(OnePart):
-    """A split of pairs from files, in an ArrayRecord file. It has the interface of packed.PackedSplit."""
-
-    byte_scale = 1.0
+class PairedSplit(RowSplit):
+    """A split of pairs from files. It has the interface of packed.PackedSplit."""
 
     def __init__(self, directory: Path, lengths: tuple[int, int], start: int):
-        self.directory, self.lengths, self.start = directory, lengths, start
-        self.meta = read_meta(directory)
-        self.digest = self.meta["digest"]
-        self._rows = RowFile(directory / _ROWS)
-
-    def __len__(self) -> int:
-        return self.meta["n_sequences"]
+        super().__init__(directory)
+        self.lengths, self.start = lengths, start
 
     def read(self, indices) -> dict[str, np.ndarray]:
         """Several rows at once, as pair_packing.unpack returns them."""
-        records = self._rows.read(indices)
-        rows = np.frombuffer(b"".join(records), np.int32).reshape(len(records), 2 * sum(self.lengths))
+        rows = self.records(indices, 2 * sum(self.lengths))
         return pair_packing.unpack(rows, *self.lengths, self.start)
 
 
@@ -179,7 +170,7 @@ def _write(directory: Path, config: RunConfig, encoded: Iterator[tuple[Pair, Tex
 
     packs = config.data.objective.rows == "packed"
     rows = pair_packing.packed_rows(fitting(), *lengths) if packs else ([pair] for pair in fitting())
-    writer = RowWriter(inside(directory, _ROWS))
+    writer = RowWriter(inside(directory, ROWS))
     for row in rows:
         writer.write(pair_packing.row(row, *lengths).tobytes())
     writer.close()
